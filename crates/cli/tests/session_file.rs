@@ -6,7 +6,7 @@ use common::{Sandbox, text};
 use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{SampleOptions, Sampler};
 use haversack::engine::{LoadOptions, Model, Retention, Runtime, RuntimeOptions};
-use haversack::session::{SessionOptions, Sessions};
+use haversack::session::{SessionOptions, SessionSettings, Sessions};
 use haversack_testing::models::Spec;
 use serde_json::Value;
 use std::fs;
@@ -25,10 +25,13 @@ fn session(sandbox: &Sandbox) -> PathBuf {
     };
     let mut runtime = Runtime::new(model, &options).unwrap();
     let options = SessionOptions {
+        settings: SessionSettings {
+            capacity: Some(300),
+            persistent_max: Some(100),
+            answer_max: Some(4),
+            ..SessionSettings::default()
+        },
         dir: Some(sandbox.path("sessions")),
-        persistent_max: 100,
-        capacity: 300,
-        answer_max: 4,
         tenant: "a\tb".into(),
         ..SessionOptions::default()
     };

@@ -8,9 +8,11 @@ use common::{Dice, load};
 use haversack_conversations::scheduler::{
     Pace, Request, RequestEvent, RequestId, RequestKind, Scheduler, SchedulerOptions, SubmitError,
 };
+use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    SessionError, SessionId, SessionOptions, SessionRead, SessionTexts, Sessions, TurnAnswer,
+    CapacityChange, SessionError, SessionId, SessionOptions, SessionRead, SessionSettings,
+    SessionTexts, Sessions, TurnAnswer,
 };
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{Finish, GenerateOptions};
@@ -54,10 +56,13 @@ fn sessions(runtime: &Runtime, dir: &Path) -> Sessions {
 
 fn sessions_of(runtime: &Runtime, dir: &Path, capacity: usize) -> Sessions {
     let options = SessionOptions {
+        settings: SessionSettings {
+            capacity: Some(capacity),
+            persistent_max: Some(64),
+            answer_max: Some(12),
+            ..SessionSettings::default()
+        },
         dir: Some(dir.to_owned()),
-        capacity,
-        persistent_max: 64,
-        answer_max: 12,
         ..SessionOptions::default()
     };
     let sessions = Sessions::new(runtime, options).unwrap();
@@ -824,8 +829,13 @@ fn texts_have_limits() {
     };
     let many = vec![("a".to_owned(), "b".to_owned()); 4097];
     assert!(refused(&many).contains("4097 turns; accepted: at most 4096"));
+    let long = [("a".to_owned(), "b ".repeat(CAPACITY))];
+    assert!(refused(&long).ends_with("accepted in this session: 1 to 12"));
+    assert!(refused(&[("a".to_owned(), String::new())]).contains("accepted"));
+    // A question that does not fit is told in parts.
     let long = [("a ".repeat(CAPACITY), "b".to_owned())];
-    assert!(refused(&long).contains("accepted: at most 160"));
+    let told = texts.history(&long, &mut || ControlFlow::Continue(()));
+    assert!(told.unwrap().len() > 3);
     assert!(texts.fact(&"a ".repeat(200)).is_err());
     let stop = &mut || ControlFlow::Break(());
     assert!(matches!(
@@ -844,10 +854,13 @@ fn a_served_session_is_condensed() {
     let runtime = runtime(&model, dir.path(), None);
     let options = SessionOptions {
         dir: Some(dir.path().join("condensed")),
-        capacity: 320,
-        persistent_max: 256,
-        condensed_max: 120,
-        answer_max: 8,
+        settings: SessionSettings {
+            capacity: Some(320),
+            persistent_max: Some(256),
+            answer_max: Some(8),
+            ..SessionSettings::default()
+        },
+        condensed_max: Some(120),
         ..SessionOptions::default()
     };
     let sessions = Sessions::new(&runtime, options).unwrap();
@@ -942,5 +955,210 @@ fn condensing_has_a_share_of_each_step() {
     assert!(
         condensed > 0 && shared > 10 && alone > 10,
         "{condensed} {shared} {alone}"
+    );
+}
+
+/// Messages that are read in parts, with other turns and completions between their steps: no token changes. Cancelled while
+/// a part is read, a message leaves nothing, and the others go on.
+#[test]
+fn long_messages_in_company() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let long = |who: usize| -> String {
+        let word = ["apples", "boats", "cats", "doors"][who];
+        (0..30)
+            .map(|i| format!("Line {i} is about {word} and {i} things. "))
+            .collect()
+    };
+    let truth: Vec<Vec<TurnAnswer>> = {
+        let mut runtime = runtime(&model, dir.path(), None);
+        let mut sessions = sessions(&runtime, &dir.path().join("alone"));
+        let all = NAMES.iter().enumerate().map(|(who, name)| {
+            let id = sessions.create(&mut runtime, name, OPENING, 0).unwrap();
+            let texts = [long(who), question(who, 1)];
+            texts
+                .iter()
+                .map(|text| say(&mut sessions, &mut runtime, id, text))
+                .collect()
+        });
+        all.collect()
+    };
+    assert!(truth.iter().all(|said| said[0].context.parts > 5));
+    let ids = spec.ids(100);
+    let (one, kept) = sizes(&model, dir.path());
+    for (i, budget) in [None, Some(5), Some(2)].into_iter().enumerate() {
+        let budget = budget.map(|times| times * one + kept);
+        let mut scheduler = scheduler(&model, dir.path(), &format!("long{i}"), budget);
+        for name in NAMES {
+            scheduler.create_session(name, "", OPENING, 0).unwrap();
+        }
+        scheduler.create_session("gone", "", OPENING, 0).unwrap();
+        let gone = scheduler.submit(turn_in("gone", long(0))).unwrap();
+        let mut read = 0;
+        while read < 3 {
+            scheduler
+                .step(Duration::ZERO, &mut |id, event| {
+                    read +=
+                        usize::from(id == gone && matches!(event, RequestEvent::PromptRead { .. }));
+                    match read {
+                        3 => ControlFlow::Break(()),
+                        _ => ControlFlow::Continue(()),
+                    }
+                })
+                .unwrap();
+        }
+        for round in 0..2 {
+            let text = |who| [long(who), question(who, 1)][round].clone();
+            let asked =
+                [0, 1, 2, 3].map(|who| scheduler.submit(turn_in(NAMES[who], text(who))).unwrap());
+            let options = GenerateOptions {
+                tokens_max: Some(9),
+                ..GenerateOptions::default()
+            };
+            let other = Request {
+                options,
+                ..Request::completion(ids.clone())
+            };
+            scheduler.submit(other).unwrap();
+            let said = finish(&mut scheduler, budget);
+            for (who, id) in asked.iter().enumerate() {
+                let (said, truth) = (&said[id], &truth[who][round]);
+                let name = format!("budget {i}, round {round}, {}", NAMES[who]);
+                assert_eq!(said.tokens, truth.tokens, "{name}");
+                assert_eq!(said.context, truth.context, "{name}");
+            }
+        }
+        let turns = scheduler
+            .with_session("gone", |_, sessions, id| Ok(sessions.turns(id)?.len()))
+            .unwrap();
+        assert_eq!(turns, 0);
+    }
+}
+
+/// An answer has as many tokens as were asked for, and a request for more than the session has room for is refused at once.
+#[test]
+fn an_answer_is_as_long_as_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let runtime = runtime(&model, dir.path(), None);
+    let options = SessionOptions {
+        dir: Some(dir.path().join("long")),
+        ..SessionOptions::default()
+    };
+    let sessions = Sessions::new(&runtime, options).unwrap();
+    let max = sessions.limits().answer_max;
+    let mut scheduler =
+        Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
+    scheduler.create_session("anna", "", OPENING, 0).unwrap();
+    let ask = |tokens: usize| Request {
+        options: GenerateOptions {
+            tokens_max: Some(tokens),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..turn_in("anna", "go on".into())
+    };
+    let asked = scheduler.submit(ask(700)).unwrap();
+    let said = finish(&mut scheduler, None).remove(&asked).unwrap();
+    assert_eq!((said.tokens.len(), said.finish), (700, Finish::Length));
+    assert!(max > 1000, "{max}");
+    let refused = scheduler.submit(ask(max + 1)).unwrap_err();
+    let words = format!(
+        "an answer of {} tokens; accepted in this session: 1 to {max}",
+        max + 1
+    );
+    assert_eq!(refused.to_string(), words);
+}
+
+/// A shortage of the device lowers the capacity of sessions: whole turns leave memory, slabs go back to the system, and the
+/// next answer says so. When memory returns, so do capacity and turns. The recorded changes, replayed without a device, give
+/// the same tokens.
+#[test]
+fn capacity_follows_the_device_and_is_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let options = |name: &str, replay: Vec<CapacityChange>| SessionOptions {
+        dir: Some(dir.path().join(name)),
+        settings: SessionSettings {
+            capacity: Some(1400),
+            persistent_max: Some(64),
+            answer_max: Some(12),
+            relevance: Some(Relevance::All),
+            ..SessionSettings::default()
+        },
+        replay,
+        ..SessionOptions::default()
+    };
+    let scheduler = |options: SessionOptions| {
+        let runtime = runtime(&model, dir.path(), None);
+        let sessions = Sessions::new(&runtime, options).unwrap();
+        Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions)
+    };
+    let weights = model.weights().bytes_per_token() as u64;
+    let room = |mib: u64| Reading {
+        cgroup: Some(Cgroup {
+            limit_bytes: Some(weights + (mib << 20)),
+            anon_bytes: Some(0),
+            ..Cgroup::default()
+        }),
+        ..Reading::default()
+    };
+    let say = |scheduler: &mut Scheduler, round: usize| -> TurnAnswer {
+        let asked = scheduler.submit(turn(0, round)).unwrap();
+        finish(scheduler, None).remove(&asked).unwrap()
+    };
+    let mut followed = scheduler(options("followed", Vec::new()));
+    followed.create_session("anna", "", OPENING, 0).unwrap();
+    let seconds = Duration::from_secs;
+    followed.observe(None, &room(200), seconds(0));
+    let mut said: Vec<TurnAnswer> = (0..24).map(|round| say(&mut followed, round)).collect();
+    let before = followed.runtime().ledger();
+    let lines = followed.observe(None, &room(0), seconds(1));
+    assert!(
+        lines[0].starts_with("sessions keep at most 512 tokens"),
+        "{lines:?}"
+    );
+    let after = followed.runtime().ledger();
+    assert!(after.kv_live * 2 < before.kv_live, "{after:?} {before:?}");
+    // It was suspended too; its next turn opens as much of it as there is room for.
+    said.extend((24..27).map(|round| say(&mut followed, round)));
+    let held = followed.runtime().ledger().kv_live;
+    assert!(held * 2 < before.kv_live, "{held} of {before:?}");
+    followed.observe(None, &room(200), seconds(2));
+    said.extend((27..30).map(|round| say(&mut followed, round)));
+    let changes: Vec<CapacityChange> = (said.iter())
+        .flat_map(|answer| answer.context.changes.clone())
+        .collect();
+    let turns: Vec<(u64, u64)> = changes.iter().map(|c| (c.turn, c.capacity)).collect();
+    assert_eq!(turns, [(24, 512), (27, 1400)], "{changes:?}");
+    assert!(
+        changes[0]
+            .reason
+            .starts_with("shrunk: the memory group leaves")
+    );
+    assert!(
+        changes[1]
+            .reason
+            .starts_with("grown: the memory group leaves")
+    );
+    assert!(said[24].context.spilled > 500 && said[27].context.recalled.len() > 5);
+    assert!(said[27].context.spilled < 100, "{:?}", said[27].context);
+    assert!(said.iter().all(|answer| answer.context.evicted == 0));
+
+    let mut replayed = scheduler(options("replayed", changes));
+    replayed.create_session("anna", "", OPENING, 0).unwrap();
+    for (round, said) in said.iter().enumerate() {
+        let again = say(&mut replayed, round);
+        assert_eq!(again.tokens, said.tokens, "round {round}");
+        assert_eq!(again.context.changes, said.context.changes);
+    }
+    // Without them the answers differ: the changes are what matters.
+    let mut free = scheduler(options("free", Vec::new()));
+    free.create_session("anna", "", OPENING, 0).unwrap();
+    let free: Vec<Vec<u32>> = (0..30).map(|round| say(&mut free, round).tokens).collect();
+    assert!(
+        free.iter()
+            .zip(&said)
+            .any(|(free, said)| *free != said.tokens)
     );
 }

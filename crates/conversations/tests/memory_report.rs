@@ -8,7 +8,7 @@ use haversack_conversations::scheduler::memory_report::{MemoryReport, SequenceRe
 use haversack_conversations::scheduler::token_map::BlockSource;
 use haversack_conversations::scheduler::{Request, RequestEvent, Scheduler, SchedulerOptions};
 use haversack_conversations::session::turns::TurnPlace;
-use haversack_conversations::session::{SessionOptions, Sessions};
+use haversack_conversations::session::{SessionOptions, SessionSettings, Sessions};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::SampleOptions;
 use haversack_engine::{Repack, Retention, Runtime, RuntimeOptions};
@@ -31,11 +31,14 @@ fn scheduler(dir: &Path, arch: &str) -> (Spec, Scheduler) {
     };
     let runtime = Runtime::new(load(&path, Repack::Off), &options).unwrap();
     let options = SessionOptions {
+        settings: SessionSettings {
+            capacity: Some(160),
+            persistent_max: Some(64),
+            answer_max: Some(12),
+            ..SessionSettings::default()
+        },
         dir: Some(dir.join("sessions")),
         prefix_dir: Some(dir.join("prefixes")),
-        capacity: 160,
-        persistent_max: 64,
-        answer_max: 12,
         ..SessionOptions::default()
     };
     let sessions = Sessions::new(&runtime, options).unwrap();

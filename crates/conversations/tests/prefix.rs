@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::{load, packed_dir};
-use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
+use haversack_conversations::session::{SessionId, SessionOptions, SessionSettings, Sessions};
 use haversack_engine::{
     Activations, Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
@@ -51,10 +51,13 @@ impl World {
             kv,
             activations: Activations::Int8,
             options: SessionOptions {
+                settings: SessionSettings {
+                    capacity: Some(300),
+                    persistent_max: Some(512),
+                    answer_max: Some(8),
+                    ..SessionSettings::default()
+                },
                 prefix_dir: Some(dir.join("prefixes")),
-                capacity: 300,
-                persistent_max: 512,
-                answer_max: 8,
                 ..SessionOptions::default()
             },
         }

@@ -10,7 +10,8 @@ use haversack_conversations::session::condense::{
 use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    RebuildProgress, SessionError, SessionId, SessionOptions, Sessions,
+    AskedQuestion, RebuildProgress, SessionError, SessionId, SessionOptions, SessionSettings,
+    Sessions,
 };
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -42,12 +43,15 @@ impl World {
         World {
             model: load(&path, Repack::Off),
             options: SessionOptions {
+                settings: SessionSettings {
+                    capacity: Some(300),
+                    persistent_max: Some(200),
+                    answer_max: Some(8),
+                    ..SessionSettings::default()
+                },
                 dir: Some(folder.path().join("sessions")),
-                capacity: 300,
-                persistent_max: 200,
-                condensed_max: 120,
+                condensed_max: Some(120),
                 condense_per_token: 3,
-                answer_max: 8,
                 ..SessionOptions::default()
             },
             budget: None,
@@ -223,7 +227,13 @@ fn answers_go_on_meanwhile() {
         let answer = say(&mut sessions, &mut runtime, id, question);
         assert!(answer.turn.is_some());
         if round % 4 == 1 {
-            assert!(try_say(&mut sessions, &mut runtime, id, &"long ".repeat(900)).is_err());
+            let options = GenerateOptions {
+                tokens_max: Some(1 << 20),
+                ..GenerateOptions::default()
+            };
+            let asked = AskedQuestion::new("a long answer", 8);
+            let refused = sessions.begin(&mut runtime, id, asked, &options);
+            assert!(refused.is_err());
         }
         check(&world, &runtime, &sessions, id);
         // The thread that judges takes its time.
@@ -363,7 +373,7 @@ fn a_swap_that_cannot_be_saved_does_not_happen() {
 #[test]
 fn a_budget_is_kept() {
     let mut world = World::new();
-    world.options.capacity = 200;
+    world.options.settings.capacity = Some(200);
     let budget = {
         let (mut runtime, mut sessions) = world.start();
         let id = over(&mut runtime, &mut sessions);

@@ -4,10 +4,13 @@ use crate::common;
 
 use common::load;
 use common::session::{Words, say, seen, try_say};
-use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::turns::TurnPlace;
-use haversack_conversations::session::{AskedQuestion, SessionError, SessionOptions, Sessions};
-use haversack_engine::runtime::GenerateOptions;
+use haversack_conversations::session::{
+    AskedQuestion, SessionError, SessionOptions, SessionSettings, Sessions,
+};
+use haversack_engine::runtime::bounds::BoundsError;
+use haversack_engine::runtime::{GenerateEvent, GenerateOptions, GenerateTimes};
+use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
 };
@@ -42,10 +45,13 @@ impl World {
                 ..KvOptions::new(KvForm::both(Codec::Int4.form()))
             },
             options: SessionOptions {
+                settings: SessionSettings {
+                    capacity: Some(300),
+                    persistent_max: Some(200),
+                    answer_max: Some(8),
+                    ..SessionSettings::default()
+                },
                 dir: Some(folder.path().join("sessions")),
-                capacity: 300,
-                persistent_max: 200,
-                answer_max: 8,
                 ..SessionOptions::default()
             },
             judged: true,
@@ -237,7 +243,7 @@ fn resumed_goes_on_the_same_way() {
 #[test]
 fn resumed_in_less_memory() {
     let mut world = World::new();
-    world.options.capacity = 1200;
+    world.options.settings.capacity = Some(1200);
     let mut runtime = world.runtime();
     let mut sessions = world.sessions(&runtime);
     let persistent = "You know things.";
@@ -261,6 +267,8 @@ fn resumed_in_less_memory() {
         let Ok(mut runtime) = world.try_runtime() else {
             break;
         };
+        // A capacity that is set would be refused.
+        world.options.settings.capacity = None;
         let Ok(mut sessions) = Sessions::new(&runtime, world.options.clone()) else {
             break;
         };
@@ -492,7 +500,7 @@ fn bad_names_and_foreign_files() {
 #[test]
 fn a_quota_is_kept() {
     let mut world = World::new();
-    world.options.quota_bytes = 200 << 10;
+    world.options.settings.quota_bytes = Some(200 << 10);
     let mut runtime = world.runtime();
     let mut sessions = world.sessions(&runtime);
     let id = sessions
@@ -531,9 +539,167 @@ fn without_an_encoder_everything_stays_visible() {
         let answer = say(&mut sessions, &mut runtime, id, question);
         assert!(answer.context.unjudged && answer.context.masked == 0);
     }
-    let error = try_say(&mut sessions, &mut runtime, id, &"long ".repeat(2000)).unwrap_err();
-    assert!(matches!(error, SessionError::TooLong(_)), "{error}");
+}
+
+/// A message that does not fit is read in parts, each with an embedding of its own. Parts leave memory like turns, and come
+/// back when a question is about them; taken back, the message is gone as a whole.
+#[test]
+fn a_message_longer_than_the_capacity_is_read_in_parts() {
+    for judged in [true, false] {
+        let world = World {
+            judged,
+            ..World::new()
+        };
+        let mut runtime = world.runtime();
+        let mut sessions = world.sessions(&runtime);
+        let id = sessions.create(&mut runtime, "long", "", 0).unwrap();
+        let before = say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+        let words = ["apple", "boat", "cat", "door", "egg", "fox", "gate", "hat"];
+        let text: String = (0..40)
+            .map(|i| format!("{} number {i} is {} here. ", words[i % 8], words[i / 5 % 8]))
+            .collect();
+        let text = format!("A zebra sleeps under seven lamps. {text}");
+        let told = say(&mut sessions, &mut runtime, id, &text);
+        assert!(told.context.parts > 5, "{:?}", told.context);
+        assert!(told.context.spilled > 300, "{:?}", told.context);
+        assert_eq!((told.context.evicted, told.context.unsaved), (0, None));
+        let turns = sessions.turns(id).unwrap();
+        let parts: Vec<u64> = (turns.iter().filter(|t| t.is_part))
+            .map(|turn| turn.number)
+            .collect();
+        assert_eq!(parts.len() as u64 + 1, told.context.parts);
+        let live = turns.iter().filter(|t| t.place == TurnPlace::Live);
+        assert!(live.map(|turn| turn.tokens()).sum::<u64>() <= 300);
+        let views = parts.iter().chain(&told.turn);
+        let said: String = views
+            .map(|&part| sessions.turn(id, part).unwrap().text + " ")
+            .collect();
+        assert!(said.split_whitespace().eq(text.split_whitespace()));
+        // What every question leaves in memory is resumed, and answered the same way.
+        sessions.suspend(&mut runtime, id).unwrap();
+        let id = sessions.resume(&mut runtime, "long").unwrap();
+        let first = say(
+            &mut sessions,
+            &mut runtime,
+            id,
+            "a zebra sleeps under lamps",
+        );
+        assert_eq!(first.context.parts, 0);
+        match judged {
+            true => assert!(first.context.recalled.contains(&parts[0]), "{first:?}"),
+            false => assert_eq!(first.context.recalled, []),
+        }
+        for _ in 0..2 {
+            sessions.retract(&mut runtime, id).unwrap();
+        }
+        let left: Vec<u64> = (sessions.turns(id).unwrap().iter())
+            .map(|turn| turn.number)
+            .collect();
+        assert_eq!(left, [before.turn.unwrap()]);
+    }
+}
+
+/// A message in parts that is dropped while a part is read, or before the answer, leaves nothing.
+#[test]
+fn a_message_in_parts_is_undone_as_a_whole() {
+    let world = World::new();
+    let text = "The boat is red. The cat is blue. ".repeat(40);
+    for parts_read in [0, 1, 4] {
+        let mut runtime = world.runtime();
+        let mut sessions = world.sessions(&runtime);
+        let name = format!("undone{parts_read}");
+        let id = sessions.create(&mut runtime, &name, "", 0).unwrap();
+        say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+        let seen_before = seen(&runtime, &sessions, id);
+        if parts_read > 0 {
+            let options = GenerateOptions::default();
+            let turn = sessions.begin(&mut runtime, id, AskedQuestion::new(&text, 8), &options);
+            let mut turn = turn.unwrap();
+            for _ in 0..parts_read {
+                assert!(turn.telling().is_some());
+                let (sequence, tokens) = (turn.sequence(), turn.pending().to_vec());
+                let mut go_on = |_| ControlFlow::Continue(());
+                runtime.feed(sequence, &tokens, &mut go_on).unwrap();
+                turn.read(tokens.len());
+                let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
+                let times = GenerateTimes::default();
+                turn = sessions
+                    .conclude(&mut runtime, turn, times, ignore)
+                    .unwrap();
+            }
+            drop(turn);
+            sessions.work(&mut runtime, id, 1).unwrap();
+        }
+        // The turn before may have left memory for it.
+        assert!(seen(&runtime, &sessions, id).is_subset(&seen_before));
+        assert_eq!(sessions.turns(id).unwrap().len(), 1);
+        sessions.suspend(&mut runtime, id).unwrap();
+        let id = sessions.resume(&mut runtime, &name).unwrap();
+        let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[2]);
+        assert_eq!((answer.context.parts, answer.context.evicted), (0, 0));
+    }
+}
+
+/// Limits come from context and budget; what is set is granted or refused with the reason; what was set for one session
+/// holds where it is resumed, and a smaller budget changes it on the record.
+#[test]
+fn limits_are_granted_recorded_or_refused() {
+    let mut world = World::new();
+    world.options.settings = SessionSettings::default();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let usual = *sessions.limits();
+    assert!(usual.capacity > 1200 && usual.answer_max > 900, "{usual:?}");
+    let own = SessionSettings {
+        capacity: Some(900),
+        answer_max: Some(20),
+        ..SessionSettings::default()
+    };
+    let id = sessions.create_with(&mut runtime, "own", ("", ""), 0, own);
+    let id = id.unwrap();
+    let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[0]);
+    assert_eq!(answer.context.changes, []);
+    let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
+    let options = GenerateOptions {
+        tokens_max: Some(21),
+        ..GenerateOptions::default()
+    };
+    let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
+    let refused = sessions.say(&mut runtime, id, "go on", 8, &mut sampler, &options, ignore);
+    let refused = refused.unwrap_err().to_string();
+    let words = "an answer of 21 tokens; accepted in this session: 1 to 20";
+    assert_eq!(refused, words);
+    let much = SessionSettings {
+        capacity: Some(9000),
+        ..own
+    };
+    let refused = sessions.create_with(&mut runtime, "much", ("", ""), 0, much);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.starts_with("capacity 9000: the context has no room"));
+    assert!(!sessions.exists("much"));
+    sessions.suspend(&mut runtime, id).unwrap();
+    let id = sessions.resume(&mut runtime, "own").unwrap();
     let stats = sessions.stats(&runtime, id).unwrap();
-    assert_eq!(stats.turns, 12);
-    let _ = Relevance::All;
+    assert_eq!(stats.capacity, 900);
+    sessions.suspend(&mut runtime, id).unwrap();
+
+    world.budget = Some(1);
+    let Err(RuntimeError::Bounds(BoundsError::Budget { min_bytes, .. })) = world.try_runtime()
+    else {
+        panic!("one byte is enough");
+    };
+    world.budget = Some(min_bytes + runtime.sequence_bytes(800));
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions.resume(&mut runtime, "own").unwrap();
+    let less = sessions.stats(&runtime, id).unwrap().capacity;
+    assert!(less < 600, "{less}");
+    let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[1]);
+    let [change] = &answer.context.changes[..] else {
+        panic!("{:?}", answer.context);
+    };
+    assert_eq!((change.turn, change.capacity), (1, less));
+    assert_eq!(change.reason, "shrunk: the budget");
+    let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[2]);
+    assert_eq!(answer.context.changes, []);
 }

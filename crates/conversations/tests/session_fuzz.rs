@@ -12,7 +12,9 @@ use crate::common;
 use common::session::seen;
 use common::{load, small};
 use haversack_conversations::session::turns::TurnPlace;
-use haversack_conversations::session::{Embed, SessionError, SessionId, SessionOptions, Sessions};
+use haversack_conversations::session::{
+    Embed, SessionError, SessionId, SessionOptions, SessionSettings, Sessions,
+};
 use haversack_engine::encoder::{DIMENSIONS, Embedding, EncoderError};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
@@ -64,8 +66,9 @@ struct Naive {
 }
 
 impl Naive {
-    /// Makes room for `coming` tokens: the newest turns that fit stay; there is no encoder.
-    fn make_room(&mut self, coming: u64) {
+    /// Makes room for `coming` tokens: the newest turns that fit stay; there is no encoder. Of those that are in the file,
+    /// the next before those in memory return, if they fit.
+    fn make_room(&mut self, coming: u64, saved: bool) {
         let pinned: u64 = self
             .turns
             .iter()
@@ -78,6 +81,16 @@ impl Naive {
             match tokens <= left {
                 true => left -= tokens,
                 false => turn.live = false,
+            }
+        }
+        for turn in self.turns.iter_mut().rev() {
+            let tokens = turn.span.end - turn.span.start;
+            if !turn.live && saved && tokens <= left {
+                turn.live = true;
+                left -= tokens;
+            }
+            if !turn.live {
+                break;
             }
         }
     }
@@ -117,10 +130,13 @@ impl World {
         )
         .unwrap();
         let options = SessionOptions {
+            settings: SessionSettings {
+                capacity: Some(CAPACITY as usize),
+                persistent_max: Some(150),
+                answer_max: Some(8),
+                ..SessionSettings::default()
+            },
             dir: dir.map(|d| d.to_owned()),
-            capacity: CAPACITY as usize,
-            persistent_max: 150,
-            answer_max: 8,
             ..SessionOptions::default()
         };
         let sessions = Sessions::new(&runtime, options).unwrap();
@@ -193,13 +209,12 @@ fn converse(world: &mut World, seed: u64) {
             0..=5 => {
                 let (question, answer) = (text(&mut dice, 8), text(&mut dice, 2));
                 story.push_str(&format!("; say {question:?} {answer:?}"));
-                // What the session reserves: the question, the longest answer, the ending.
+                // What the session reserves: the question, the answer, the ending.
                 match sessions.tell(runtime, id, &question, &answer, 0) {
                     Ok(number) => {
                         let after = world.position(id);
                         let view = world.sessions.turn(id, number).unwrap();
-                        let ending = world.sessions.ending_tokens().unwrap() as u64;
-                        naive.make_room(view.question as u64 + 8 + ending + 1);
+                        naive.make_room(view.tokens.len() as u64 + 1, world.saved);
                         if !world.saved {
                             naive.turns.retain(|t| t.live || world.judged);
                         }
@@ -220,7 +235,7 @@ fn converse(world: &mut World, seed: u64) {
                     Err(SessionError::TooLong(_)) => {
                         assert!(naive.turns.iter().any(|t| t.pinned), "{story}")
                     }
-                    Err(SessionError::AnswerLength { .. }) => {}
+                    Err(SessionError::Limit(_)) => {}
                     Err(error) => panic!("{story}: {error}"),
                 }
             }

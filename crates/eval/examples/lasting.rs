@@ -9,7 +9,7 @@
 
 use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::turns::{Turn, TurnPlace};
-use haversack_conversations::session::{SessionId, SessionOptions, Sessions};
+use haversack_conversations::session::{SessionId, SessionOptions, SessionSettings, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -88,9 +88,12 @@ impl Made {
         };
         let runtime = Runtime::new(model.clone(), &options)?;
         let options = SessionOptions {
+            settings: SessionSettings {
+                quota_bytes: Some(QUOTA_BYTES),
+                ..SessionSettings::default()
+            },
             dir: Some(folder.join("sessions")),
             prefix_dir: Some(folder.join("prefixes")),
-            quota_bytes: QUOTA_BYTES,
             ..SessionOptions::default()
         };
         let mut sessions = Sessions::new(&runtime, options)?;

@@ -15,7 +15,7 @@
 
 use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::relevance::Relevance;
-use haversack_conversations::session::{SessionOptions, Sessions};
+use haversack_conversations::session::{SessionOptions, SessionSettings, Sessions};
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::{Policy, Retention, Runtime, RuntimeOptions};
 use haversack_eval::stats;
@@ -54,17 +54,18 @@ fn main() -> Result<(), Failure> {
         Some(file) => talk::apart(exchanges(Path::new(file))?),
         None => talk::small_talk(),
     };
-    let session = SessionOptions::default();
-    let session = SessionOptions {
-        capacity: number("capacity", session.capacity)?,
-        ..session
+    let (persistent, capacity) = (512, number("capacity", 1536)?);
+    let session = SessionSettings {
+        persistent_max: Some(persistent),
+        capacity: Some(capacity),
+        ..SessionSettings::default()
     };
 
     let model = haversack_eval::load(Path::new(&model))?;
     let encoder = Encoder::open(Path::new(&encoder), &EncoderOptions::default())?;
     let encoder = Arc::new(encoder);
     let layout = ChatLayout::new(model.clone());
-    let rows = session.persistent_max + session.capacity;
+    let rows = persistent + capacity;
 
     let mut full: Option<Vec<Vec<Heard>>> = None;
     for mode in modes.split(',') {
@@ -97,8 +98,11 @@ fn main() -> Result<(), Failure> {
         if !["full", "window"].contains(&mode) {
             let options = SessionOptions {
                 dir: Some(folder.clone()),
-                relevance,
-                ..session.clone()
+                settings: SessionSettings {
+                    relevance: Some(relevance),
+                    ..session
+                },
+                ..SessionOptions::default()
             };
             let without = Sessions::new(&runtime, options)?;
             sessions = Some(match mode {

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Request;
-use haversack_conversations::session::{SessionRead, SessionStats, TurnView};
+use haversack_conversations::session::{SessionRead, SessionSettings, SessionStats, TurnView};
 use haversack_memory::clock::now_ms;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ pub struct ConversationBuilder {
     client: Arc<Client>,
     name: String,
     system: String,
+    settings: SessionSettings,
 }
 
 impl ConversationBuilder {
@@ -23,12 +24,19 @@ impl ConversationBuilder {
             client,
             name,
             system: String::new(),
+            settings: SessionSettings::default(),
         }
     }
 
     /// What the conversation begins with, if it is new.
     pub fn system(mut self, text: impl Into<String>) -> ConversationBuilder {
         self.system = text.into();
+        self
+    }
+
+    /// What it may hold, if it is new.
+    pub fn settings(mut self, settings: SessionSettings) -> ConversationBuilder {
+        self.settings = settings;
         self
     }
 
@@ -60,7 +68,8 @@ impl ConversationBuilder {
 
     fn read(&self) -> Result<(), Error> {
         let now = now_ms();
-        let opening = self.client.texts()?.opening("", &self.system, now)?;
+        let texts = self.client.texts()?;
+        let opening = texts.opening_with("", &self.system, now, self.settings)?;
         let read = SessionRead::create(opening);
         let read = Request::read(&self.name, read, now);
         self.client.read_blocking(read).map(drop)

@@ -2,7 +2,7 @@
 //! never by the text.
 
 use haversack_conversations::scheduler::{RequestError, SubmitError};
-use haversack_conversations::session::SessionError;
+use haversack_conversations::session::{LimitError, SessionError};
 use haversack_engine::encoder::EncoderError;
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::sample::SampleError;
@@ -176,7 +176,8 @@ fn of_session(error: &SessionError) -> ErrorKind {
         SessionError::Unsaved { why, .. } => of_session(why),
         SessionError::NoSessions => ErrorKind::Unsupported,
         SessionError::Stopped => ErrorKind::Cancelled,
-        SessionError::Budget { .. } => ErrorKind::OutOfMemory,
+        SessionError::Limit(LimitError::Room { .. }) => ErrorKind::OutOfMemory,
+        SessionError::Limit(_) => ErrorKind::InvalidInput,
         _ if error.is_cannot_fit() => ErrorKind::OutOfMemory,
         SessionError::Io { .. } | SessionError::Record { .. } => ErrorKind::Io,
         SessionError::Step(_) | SessionError::Generate(_) => ErrorKind::Internal,

@@ -8,7 +8,7 @@ use crate::options::EngineOptions;
 use crate::prompt::Prompt;
 use crate::thread::Pressure;
 use haversack_conversations::scheduler::MemoryReport;
-use haversack_conversations::session::{ListedSession, SessionOptions, Sessions};
+use haversack_conversations::session::{ListedSession, SessionOptions, SessionSettings, Sessions};
 use haversack_engine::device::Thermal;
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::kv_quality::probe;
@@ -157,6 +157,12 @@ impl EngineBuilder {
         let dir = dir.into();
         self.sessions.prefix_dir = Some(dir.join("prefixes"));
         self.sessions.dir = Some(dir);
+        self
+    }
+
+    /// What conversations may hold, where context and budget are not to decide.
+    pub fn session_settings(mut self, settings: SessionSettings) -> EngineBuilder {
+        self.sessions.settings = settings;
         self
     }
 

@@ -61,9 +61,13 @@ impl Prompt {
     fn new(client: Arc<Client>, target: Target, text: String) -> Prompt {
         Prompt {
             client,
-            target,
             text,
-            max_tokens: Some(MAX_TOKENS),
+            // A session has a usual length of its own.
+            max_tokens: match target {
+                Target::Conversation(_) => None,
+                Target::Completion | Target::Tokens(_) => Some(MAX_TOKENS),
+            },
+            target,
             ignores_end: false,
             stop: Vec::new(),
             sample: SampleOptions::default(),
@@ -78,7 +82,9 @@ impl Prompt {
         }
     }
 
-    /// Tokens of the answer; 1024 unless said. `None`: until the model ends it or the context is full.
+    /// Tokens of the answer; 1024 unless said, less in a conversation with a small capacity. More than a conversation has
+    /// room for is refused. `None`: what is usual in a conversation; otherwise until the model ends it or the context is
+    /// full.
     pub fn max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Prompt {
         self.max_tokens = tokens.into();
         self

@@ -138,25 +138,33 @@ fn retract_after(
     id: SessionId,
     history: &History,
 ) -> Result<bool, SessionError> {
-    let turns = sessions.turns(id)?.into_iter().filter(|t| !t.is_state);
-    let numbers: Vec<u64> = turns.map(|turn| turn.number).collect();
-    let Some(surplus) = numbers.len().checked_sub(history.len()) else {
+    // Messages with their parts.
+    let mut messages: Vec<Vec<u64>> = Vec::new();
+    let mut is_open = false;
+    for turn in sessions.turns(id)?.into_iter().filter(|t| !t.is_state) {
+        match messages.last_mut().filter(|_| is_open) {
+            Some(parts) => parts.push(turn.number),
+            None => messages.push(vec![turn.number]),
+        }
+        is_open = turn.is_part;
+    }
+    let Some(surplus) = messages.len().checked_sub(history.len()) else {
         return Ok(false);
     };
     // Each turn is read from the file once at most, and the last ones first: there they differ, if they do.
-    let mut said: Vec<Option<(String, String)>> = vec![None; numbers.len()];
+    let mut said: Vec<Option<SaidMessage>> = vec![None; messages.len()];
     for later in 0..=surplus {
         let start = surplus - later;
         let mut is_same = true;
         for (i, (question, answer)) in history.iter().enumerate().rev() {
-            let (text, answered) = match &mut said[start + i] {
-                Some(turn) => turn,
+            let message = match &mut said[start + i] {
+                Some(message) => message,
                 absent => {
-                    let turn = sessions.turn(id, numbers[start + i])?;
-                    absent.insert((turn.text, turn.answer))
+                    let message = SaidMessage::new(sessions, id, &messages[start + i])?;
+                    absent.insert(message)
                 }
             };
-            is_same = text == question.trim() && answered.starts_with(answer.trim());
+            is_same = message.is(question, answer);
             if !is_same {
                 break;
             }
@@ -170,6 +178,40 @@ fn retract_after(
         }
     }
     Ok(false)
+}
+
+/// A message as a session has it.
+#[derive(Clone)]
+struct SaidMessage {
+    text: String,
+    answer: String,
+    /// It was read in parts, which have lost the white space between them.
+    has_parts: bool,
+}
+
+impl SaidMessage {
+    fn new(sessions: &Sessions, id: SessionId, parts: &[u64]) -> Result<SaidMessage, SessionError> {
+        let mut said = SaidMessage {
+            text: String::new(),
+            answer: String::new(),
+            has_parts: parts.len() > 1,
+        };
+        for &number in parts {
+            let turn = sessions.turn(id, number)?;
+            said.text += &turn.text;
+            said.answer = turn.answer;
+        }
+        Ok(said)
+    }
+
+    fn is(&self, question: &str, answer: &str) -> bool {
+        let letters = |text: &'_ str| -> String { text.split_whitespace().collect() };
+        let is_asked = match self.has_parts {
+            false => self.text == question.trim(),
+            true => letters(&self.text) == letters(question),
+        };
+        is_asked && self.answer.starts_with(answer.trim())
+    }
 }
 
 /// A conversation without a file is deleted once it is closed.

@@ -418,6 +418,12 @@ fn context_json(seen: &ContextSeen) -> Json {
             "evicted": context.evicted,
             "cached": context.cached,
             "recomputed": context.recomputed,
+            "parts": context.parts,
+            "changes": list(&context.changes, |change| json!({
+                "turn": change.turn,
+                "capacity": change.capacity,
+                "reason": change.reason,
+            })),
             "plan": context.plan,
             "unjudged": context.unjudged,
             "unsaved": context.unsaved.as_ref().map(ToString::to_string),

@@ -140,6 +140,9 @@ pub fn turn(
     require(common.choices() == 1, "n", "accepted: 1 in a session")?;
     let why = "a session manages its own context; accepted: none";
     require(common.context.is_none(), "context", why)?;
+    // An answer of the session's usual length, unless the client asks for a number.
+    let asked = common.max_completion_tokens.or(common.max_tokens);
+    request.options.tokens_max = asked.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     let SessionMessage { session, text } = message;
     request.kind = RequestKind::Turn {
         session,

@@ -19,7 +19,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::Request;
-use haversack::session::{SessionError, SessionRead, SessionTexts, TurnView};
+use haversack::session::{SessionError, SessionRead, SessionSettings, SessionTexts, TurnView};
 use haversack::text::template::Message;
 use haversack::{Client, ConversationView, Error, History, Rewound, VIEW_TURNS_MAX};
 use serde::Deserialize;
@@ -187,6 +187,30 @@ pub struct CreateRequest {
     /// Delete the session that has this name first.
     #[serde(default)]
     pub replace: bool,
+    /// Tokens of turns in memory, of an answer, of the persistent text; bytes of the file.
+    pub capacity: Option<u64>,
+    pub answer_max: Option<u64>,
+    pub persistent_max: Option<u64>,
+    pub quota_bytes: Option<u64>,
+    /// `all`, `threshold=F` or `top-k=N`.
+    pub relevance: Option<String>,
+}
+
+impl CreateRequest {
+    fn settings(&self) -> Result<SessionSettings, Fail> {
+        let count = |name, value: Option<u64>| match value {
+            Some(0) => Err(Fail::param(name, "accepted: at least 1")),
+            value => Ok(value.map(|n| usize::try_from(n).unwrap_or(usize::MAX))),
+        };
+        let relevance = self.relevance.as_deref().map(str::parse).transpose();
+        Ok(SessionSettings {
+            capacity: count("capacity", self.capacity)?,
+            answer_max: count("answer_max", self.answer_max)?,
+            persistent_max: count("persistent_max", self.persistent_max)?,
+            relevance: relevance.map_err(|text: String| Fail::param("relevance", text))?,
+            quota_bytes: self.quota_bytes,
+        })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -230,14 +254,16 @@ pub async fn list(State(server): Server) -> Answer {
 
 pub async fn create(State(server): Server, JsonBody(given, _): JsonBody<CreateRequest>) -> Created {
     let (client, now) = (running(&server)?, now_ms());
+    let own = given.settings()?;
     let CreateRequest {
         id,
         persistent,
         verbatim,
         replace,
+        ..
     } = given;
     let opening = told(&server, move |texts, _| {
-        texts.opening(&verbatim, &persistent, now)
+        texts.opening_with(&verbatim, &persistent, now, own)
     })
     .await?;
     if replace {
@@ -324,6 +350,7 @@ fn view_json(view: &ConversationView) -> Value {
             "ids": stats.ids,
             "forgotten": stats.forgotten,
         },
+        "capacity": stats.capacity,
         "turns_said": stats.turns,
         "file_bytes": stats.file_bytes,
         "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
@@ -338,6 +365,7 @@ fn turn_json(view: &TurnView) -> Value {
     json!({
         "number": turn.number,
         "is_state": turn.is_state,
+        "is_part": turn.is_part,
         "place": place_name(turn),
         "is_pinned": turn.is_pinned,
         "tokens": turn.tokens(),

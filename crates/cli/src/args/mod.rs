@@ -16,8 +16,8 @@ pub use compare::{CompareArgs, CompareTask};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use haversack::memory::bytes;
-use haversack::session::FolderLimits;
 use haversack::session::relevance::Relevance;
+use haversack::session::{FolderLimits, SessionSettings};
 use haversack::text::tokenizer::EncodeOptions;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -126,6 +126,39 @@ pub struct ComputeArgs {
 
     #[command(flatten, next_help_heading = "Cache")]
     pub cache: CacheArgs,
+}
+
+/// What sessions of `chat` and `serve` may hold.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SessionSettingArgs {
+    /// Which earlier turns an answer sees: all, threshold=0.6 or top-k=8 [default: top-k=8, more in a large session]
+    #[arg(long, value_name = "RULE", value_parser = relevance)]
+    pub relevance: Option<Relevance>,
+
+    /// Tokens of turns that a session keeps in memory [default: what budget and context have room for]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub session_capacity: Option<usize>,
+
+    /// Tokens of system message and facts before they are condensed [default: an eighth of that room, or 512]
+    #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
+    pub session_persistent: Option<usize>,
+
+    /// Largest session file, such as 256M [default: four contexts of keys and values, at least 256M]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse, allow_hyphen_values = true)]
+    pub session_file_quota: Option<u64>,
+}
+
+impl SessionSettingArgs {
+    /// With the longest answer that may be asked for.
+    pub fn settings(&self, answer_max: Option<usize>) -> SessionSettings {
+        SessionSettings {
+            capacity: self.session_capacity,
+            answer_max,
+            persistent_max: self.session_persistent,
+            relevance: self.relevance,
+            quota_bytes: self.session_file_quota,
+        }
+    }
 }
 
 /// Sampling flags of `run` and `chat`.
@@ -262,7 +295,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// Maximum number of tokens per answer [default: 256 in a saved session, otherwise the model's context]
+    /// Maximum number of tokens per answer [default: 1024, or a quarter of a saved session's capacity if that is less; without one, the model's context]
     #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub max_tokens: Option<usize>,
 
@@ -278,13 +311,12 @@ pub struct ChatArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "no_save")]
     pub session: Option<String>,
 
-    /// Which earlier turns an answer sees: all, threshold=0.6 or top-k=8 [default: top-k=8]
-    #[arg(long, value_name = "RULE", value_parser = relevance)]
-    pub relevance: Option<Relevance>,
-
     /// Save no session and no input history
     #[arg(long)]
     pub no_save: bool,
+
+    #[command(flatten, next_help_heading = "Sessions")]
+    pub sessions: SessionSettingArgs,
 
     #[command(flatten)]
     pub limits: SessionLimitArgs,
@@ -373,6 +405,13 @@ pub struct ServeArgs {
     /// Disable sessions
     #[arg(long)]
     pub no_sessions: bool,
+
+    /// Maximum number of tokens per answer in a session [default: what the capacity has room for]
+    #[arg(long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
+    pub session_answer: Option<usize>,
+
+    #[command(flatten, next_help_heading = "Sessions")]
+    pub sessions: SessionSettingArgs,
 
     #[command(flatten)]
     pub limits: SessionLimitArgs,

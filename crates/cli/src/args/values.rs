@@ -20,19 +20,7 @@ pub fn count(min: u64, max: u64) -> impl Fn(&str) -> Result<usize, String> + Clo
 
 /// `all`, `threshold=F` or `top-k=N`.
 pub fn relevance(text: &str) -> Result<Relevance, String> {
-    let found = match text.split_once('=') {
-        None if text == "all" => Some(Relevance::All),
-        None if text == "top-k" => Some(Relevance::default()),
-        Some(("threshold", n)) => between::<-1, 1>(n).ok().map(Relevance::Threshold),
-        Some(("top-k", n)) => count(1, 1024)(n).ok().map(|turns| Relevance::Top {
-            turns,
-            hysteresis: 0.05,
-            least: -1.0,
-        }),
-        _ => None,
-    };
-    let accepted = "accepted: all, threshold=F with F from -1 to 1, top-k=N with N from 1 to 1024";
-    found.ok_or_else(|| accepted.to_owned())
+    text.parse()
 }
 
 /// What `is_right`.

@@ -8,7 +8,7 @@ use crate::out;
 use anyhow::{Context, Result};
 use haversack::engine::runtime::Runtime;
 use haversack::memory::clock::now_ms;
-use haversack::session::{FolderLimits, SessionOptions, Sessions};
+use haversack::session::{LimitError, SessionError, SessionOptions, Sessions};
 use haversack::{Engine, EngineOptions};
 use haversack_hub::home::Home;
 use haversack_server::{self as server, Auth, ServerState};
@@ -37,7 +37,7 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let habits = if keeps { Habits::SESSION } else { Habits::TALK };
     let loaded = engine::load(args.model.as_deref(), &args.compute, habits)?;
     let sessions = match keeps {
-        true => sessions(&loaded.runtime, args.limits.folder())?,
+        true => sessions(&loaded.runtime, args)?,
         false => None,
     };
     let has_sessions = sessions.is_some();
@@ -91,16 +91,20 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
 }
 
 /// Sessions in the data directory; `None`, with a note, where the budget has no room for them.
-fn sessions(runtime: &Runtime, limits: FolderLimits) -> Result<Option<Sessions>> {
+fn sessions(runtime: &Runtime, args: &args::ServeArgs) -> Result<Option<Sessions>> {
     let home = Home::find()?;
     let options = SessionOptions {
         dir: Some(home.sessions()),
         prefix_dir: Some(home.sessions().join("prefixes")),
-        limits,
+        settings: args.sessions.settings(args.session_answer),
+        limits: args.limits.folder(),
         ..SessionOptions::default()
     };
     let mut sessions = match Sessions::new(runtime, options) {
         Ok(sessions) => sessions,
+        Err(error @ SessionError::Limit(LimitError::Setting { .. })) => {
+            return Err(usage(format!("--session-{error}")));
+        }
         Err(error) => {
             out::note(&format!("no sessions: {}", one_line(&error.to_string())));
             return Ok(None);

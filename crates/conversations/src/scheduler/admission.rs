@@ -262,12 +262,10 @@ impl<'a> Admission<'a> {
         let sessions = self.resources.sessions()?;
         let runtime = &self.resources.runtime;
         let coming = read.tokens() as u64;
-        let (mut bytes, mut max_rows) = sessions.turn_needs(runtime, id, coming)?;
-        if is_new {
-            // A short opening takes less than a session may come to need.
-            max_rows = max_rows.min(read.tokens() + 2 * BLOCK_SLOTS);
-            bytes = bytes.min(runtime.sequence_bytes(max_rows));
-        }
+        let (bytes, max_rows) = match id {
+            Some(id) => sessions.turn_needs(runtime, id, coming)?,
+            None => sessions.new_needs(runtime, read.tokens() + 2 * BLOCK_SLOTS),
+        };
         let held = id.map_or(0, |id| self.resources.session_bytes(id));
         if self.make_room(bytes.saturating_sub(held), max_rows, false, id) != Admit::Now {
             return Ok(Outcome::Waits(Admit::NoMemory));
@@ -296,14 +294,16 @@ impl<'a> Admission<'a> {
         }
         let sessions = self.resources.sessions()?;
         let runtime = &self.resources.runtime;
-        let (bytes, max_rows) = sessions.turn_needs(runtime, Some(id), turn.max_tokens)?;
+        let coming = sessions.turn_tokens(id, turn.question.len(), turn.options.tokens_max)?;
+        let needs = sessions.turn_needs(runtime, id, coming)?;
+        let (bytes, max_rows) = needs;
         let more = bytes.saturating_sub(self.resources.session_bytes(id));
         if self.make_room(more, max_rows, false, Some(id)) != Admit::Now {
             return Ok(Outcome::Waits(Admit::NoMemory));
         }
         self.resources.mark_used(id);
         // Other sessions are suspended before turns of this one leave memory.
-        while !self.turn_fits(id, turn.max_tokens)? {
+        while !self.turn_fits(id, coming)? {
             if !is_batch_empty {
                 return Ok(Outcome::Waits(Admit::NoMemory));
             }
@@ -311,7 +311,7 @@ impl<'a> Admission<'a> {
                 break;
             }
         }
-        self.with_sessions(|runtime, sessions| {
+        self.with_sessions_beside(needs, |runtime, sessions| {
             let asked = AskedQuestion {
                 text: &turn.text,
                 tokens: Some(&turn.question),
@@ -348,11 +348,20 @@ impl<'a> Admission<'a> {
     }
 
     /// Whether a turn fits beside what other requests were promised.
-    fn turn_fits(&mut self, id: SessionId, max_tokens: u64) -> SessionResult<bool> {
-        match self.with_sessions(|runtime, sessions| sessions.turn_fits(runtime, id, max_tokens)) {
+    fn turn_fits(&mut self, id: SessionId, coming: u64) -> SessionResult<bool> {
+        let needs = self.turn_needs(id, coming)?;
+        let fits = |runtime: &mut Runtime, sessions: &mut Sessions| {
+            sessions.turn_fits(runtime, id, coming)
+        };
+        match self.with_sessions_beside(needs, fits) {
             Err(error) if error.is_cannot_fit() => Ok(false),
             fits => fits,
         }
+    }
+
+    fn turn_needs(&self, id: SessionId, coming: u64) -> SessionResult<(usize, usize)> {
+        let sessions = self.resources.sessions()?;
+        sessions.turn_needs(&self.resources.runtime, id, coming)
     }
 
     /// The session of this name. Opens it whole if it is not in memory: rows that stay in the file would be missing in its
@@ -372,16 +381,20 @@ impl<'a> Admission<'a> {
                 sessions.resume_as(runtime, name, opens)
             });
             let no_memory = opened.as_ref().is_err_and(SessionError::is_cannot_fit);
-            if !(no_memory && self.is_batch_empty()) || opens == ResumeMode::AsFits {
+            if !no_memory || opens == ResumeMode::AsFits {
                 return opened;
             }
-            if !self.evict_or_suspend(None) {
-                opens = ResumeMode::AsFits;
+            if self.evict_or_suspend(None) {
+                continue;
             }
+            if !self.is_batch_empty() {
+                return opened;
+            }
+            opens = ResumeMode::AsFits;
         }
     }
 
-    /// Opens a session with as much room as a turn may need, if there is that much. `source`, which it is made from, stays
+    /// Opens a session with as much room as a short turn needs, if there is that much. `source`, which it is made from, stays
     /// in memory.
     pub fn add_session(
         &mut self,
@@ -400,7 +413,28 @@ impl<'a> Admission<'a> {
         &mut self,
         go: impl FnOnce(&mut Runtime, &mut Sessions) -> SessionResult<T>,
     ) -> SessionResult<T> {
-        self.evict_prefixes_for_a_turn()?;
+        let needs = self.resources.new_session_needs()?;
+        self.with_sessions_beside(needs, go)
+    }
+
+    /// The same of a session that may be told facts.
+    pub fn with_session<T>(
+        &mut self,
+        id: SessionId,
+        go: impl FnOnce(&mut Runtime, &mut Sessions) -> SessionResult<T>,
+    ) -> SessionResult<T> {
+        let coming = self.resources.sessions()?.told_tokens(id)?;
+        let needs = self.turn_needs(id, coming)?;
+        self.with_sessions_beside(needs, go)
+    }
+
+    /// The same with cached prefixes evicted as long as there is no room for these bytes and rows.
+    fn with_sessions_beside<T>(
+        &mut self,
+        needs: (usize, usize),
+        go: impl FnOnce(&mut Runtime, &mut Sessions) -> SessionResult<T>,
+    ) -> SessionResult<T> {
+        self.evict_prefixes_for(needs);
         let (runtime, promises) = (&mut self.resources.runtime, &self.promises);
         let scratch = promises.scratch_bytes(runtime);
         // Scratch that larger steps left behind was promised to no request.
@@ -423,17 +457,11 @@ impl<'a> Admission<'a> {
         go(&mut runtime, sessions)
     }
 
-    fn evict_prefixes_for_a_turn(&mut self) -> SessionResult {
-        if self.resources.prefix_cache.is_empty() || self.resources.sessions.is_none() {
-            return Ok(());
-        }
-        let (bytes, rows) = self.resources.new_session_needs()?;
-        while self
-            .free_bytes(rows, false)
-            .is_some_and(|free| free < bytes)
+    fn evict_prefixes_for(&mut self, (bytes, rows): (usize, usize)) {
+        while !self.resources.prefix_cache.is_empty()
+            && (self.free_bytes(rows, false)).is_some_and(|free| free < bytes)
             && self.resources.evict_prefix()
         {}
-        Ok(())
     }
 
     /// Charges bytes that no sequence holds to the budget, if a session's turn or a block of text has room beside them.

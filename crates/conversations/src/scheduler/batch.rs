@@ -365,6 +365,12 @@ impl Batch {
             let RunningRequest {
                 id, sampler, work, ..
             } = request;
+            if let RunningWork::Turn(turn) = work
+                && let Some((done, total)) = turn.telling()
+                && deliver(*id, RequestEvent::PromptRead { done, total }).is_break()
+            {
+                turn.cancel();
+            }
             let Some(completion) = work.completion() else {
                 continue;
             };

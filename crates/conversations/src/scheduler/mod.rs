@@ -110,7 +110,7 @@ impl Scheduler {
 
     /// Serves turns of these sessions. They must be of this scheduler's runtime, and none may be open.
     pub fn with_sessions(mut self, sessions: Sessions) -> Scheduler {
-        self.resources.sessions = Some(sessions);
+        self.resources.set_sessions(sessions);
         self
     }
 
@@ -287,8 +287,9 @@ impl Scheduler {
     }
 
     /// Acts on readings of the device, and returns log lines of what changed. Heat changes the pace and the threads. A
-    /// shortage of memory empties the prefix cache, suspends idle sessions, holds up admission, and at last shrinks the windows
-    /// of sequences that have one. Only the last changes tokens. No running request is ended.
+    /// shortage of memory empties the prefix cache, lowers the capacity of sessions, suspends idle ones, holds up admission, and
+    /// shrinks the windows of sequences that have one. Capacities and windows change tokens, and answers report them. No running
+    /// request is ended.
     pub fn observe(
         &mut self,
         thermal: Option<Thermal>,
@@ -301,7 +302,7 @@ impl Scheduler {
             self.resources.runtime.set_threads(change.limits.threads);
             lines.push(change.to_string());
         }
-        lines.extend(self.resources.observe(reading));
+        lines.extend(self.resources.observe(reading, now));
         let promised = self.promised_bytes();
         let runtime = &mut self.resources.runtime;
         runtime.follow_budget(reading, promised);
@@ -368,7 +369,7 @@ impl Scheduler {
     ) -> SessionResult<T> {
         let mut admission = self.admission();
         let id = admission.open_session(name)?;
-        admission.with_sessions(|runtime, sessions| go(runtime, sessions, id))
+        admission.with_session(id, |runtime, sessions| go(runtime, sessions, id))
     }
 
     /// See [`Sessions::create_marked`]. Idle sessions may be suspended for the new one.

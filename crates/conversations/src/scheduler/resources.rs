@@ -5,11 +5,13 @@
 
 use super::prefix_cache::{PrefixCache, PrefixKey};
 use super::request::SubmitError;
+use crate::session::limits::SHRUNK_MIN;
 use crate::session::{SessionError, SessionId, SessionResult, Sessions};
-use haversack_engine::device::governor;
+use haversack_engine::device::{Governor, governor};
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
+use std::time::Duration;
 
 pub(super) struct Resources {
     pub runtime: Runtime,
@@ -21,6 +23,8 @@ pub(super) struct Resources {
     empty_table_bytes: usize,
     /// Bytes that the device can still give, while it is short of memory.
     device_room: Option<usize>,
+    /// Decides on the capacity of sessions by what the device has left.
+    governor: Option<Governor>,
     /// Counts the times that memory became free.
     pub releases: u64,
     pub suspensions: SuspendCounts,
@@ -46,6 +50,7 @@ impl Resources {
             prefix_cache: PrefixCache::new(max_cached_prefixes),
             recency: Vec::new(),
             device_room: None,
+            governor: None,
             releases: 0,
             suspensions: SuspendCounts::default(),
             awaited: None,
@@ -56,13 +61,22 @@ impl Resources {
         self.sessions.as_mut().ok_or(SessionError::NoSessions)
     }
 
+    /// Serves sessions, whose capacity follows the device.
+    pub fn set_sessions(&mut self, sessions: Sessions) {
+        let capacity = sessions.limits().capacity;
+        let row_bytes = self.runtime.sequence_bytes(capacity) / capacity.max(1);
+        let weights_bytes = self.runtime.model().weights().bytes_per_token() as u64;
+        self.governor = Some(Governor::new(capacity, row_bytes, weights_bytes));
+        self.sessions = Some(sessions);
+    }
+
     pub fn sessions(&self) -> SessionResult<&Sessions> {
         self.sessions.as_ref().ok_or(SessionError::NoSessions)
     }
 
-    /// Bytes and rows that a session may need for its first turn.
+    /// Bytes and rows of a new session after a short first turn.
     pub fn new_session_needs(&self) -> SessionResult<(usize, usize)> {
-        self.sessions()?.turn_needs(&self.runtime, None, 0)
+        self.sessions()?.first_needs(&self.runtime)
     }
 
     /// The device is short of memory.
@@ -103,6 +117,10 @@ impl Resources {
         let Some(sessions) = &self.sessions else {
             return Vec::new();
         };
+        // A session without a file would be lost.
+        if sessions.options().dir.is_none() {
+            return Vec::new();
+        }
         let is_idle = |&id: &SessionId| {
             Some(id) != spare && sessions.is_answering(id).is_ok_and(|answers| !answers)
         };
@@ -214,12 +232,16 @@ impl Resources {
         has_left
     }
 
-    /// Acts on a memory reading of the device. While it is short of memory, the prefix cache is emptied, then each reading
-    /// suspends one idle session, and no request is admitted that it has no room for. Running requests go on. Returns a log line if
-    /// something changed.
-    pub fn observe(&mut self, reading: &Reading) -> Option<String> {
+    /// Acts on a memory reading of the device. While it is short of memory, the prefix cache is emptied, the capacity of
+    /// sessions shrinks, idle sessions are suspended as far as more is missing, and no request is admitted that it has no room
+    /// for. Running requests go on. Returns log lines of what changed.
+    pub fn observe(&mut self, reading: &Reading, now: Duration) -> Vec<String> {
+        let mut lines = Vec::new();
         let weights = self.runtime.model().weights().bytes_per_token() as u64;
-        let (room, bound) = governor::headroom(reading, weights)?;
+        let Some((room, bound)) = governor::headroom(reading, weights) else {
+            return lines;
+        };
+        let held = self.runtime.ledger().total();
         let stalled = governor::is_stalled(reading);
         let spare = usize::try_from(room - governor::LOW_BYTES as i64).unwrap_or(0);
         let cause = if stalled {
@@ -232,24 +254,49 @@ impl Resources {
             self.device_room = Some(0);
             if self.evict_prefix() {
                 while self.evict_prefix() {}
-                return Some(format!("{cause}: the prefix cache is emptied"));
+                lines.push(format!("{cause}: the prefix cache is emptied"));
             }
-            if self.suspend_one(None) {
+            lines.extend(self.follow_device(reading, now));
+            let missing = usize::try_from(governor::LOW_BYTES as i64 - room).unwrap_or(0);
+            while held - self.runtime.ledger().total().min(held) < missing.max(1) {
+                if !self.suspend_one(None) {
+                    break;
+                }
                 self.suspensions.for_device += 1;
-                return Some(format!("{cause}: a session leaves memory"));
+                lines.push(format!("{cause}: a session leaves memory"));
             }
-            return (!was_short).then(|| format!("{cause}: no further request is admitted"));
+            if !lines.is_empty() {
+                self.runtime.give_back();
+            } else if !was_short {
+                lines.push(format!("{cause}: no further request is admitted"));
+            }
+            return lines;
         }
+        lines.extend(self.follow_device(reading, now));
         if room > governor::HIGH_BYTES as i64 {
             self.device_room = None;
             self.releases += u64::from(was_short);
-            return was_short.then(|| format!("{cause}: requests are admitted again"));
+            if was_short {
+                lines.push(format!("{cause}: requests are admitted again"));
+            }
+            return lines;
         }
         if was_short {
             self.device_room = Some(spare);
             self.releases += 1;
         }
-        None
+        lines
+    }
+
+    /// Lets the capacity of sessions follow a reading; returns a log line if it changed.
+    fn follow_device(&mut self, reading: &Reading, now: Duration) -> Option<String> {
+        let (governor, sessions) = (self.governor.as_mut()?, self.sessions.as_mut()?);
+        let (capacity, reason) = governor.decide(reading, now)?;
+        let capacity = capacity.max(SHRUNK_MIN);
+        sessions.follow_device(&mut self.runtime, capacity, &reason);
+        Some(format!(
+            "sessions keep at most {capacity} tokens of turns, {reason}"
+        ))
     }
 }
 

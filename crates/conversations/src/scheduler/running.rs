@@ -104,8 +104,6 @@ pub(super) struct PreparedTurn {
     pub embedding: Option<Embedding>,
     pub now_ms: u64,
     pub options: GenerateOptions,
-    /// Upper bound of the tokens it reads.
-    pub max_tokens: u64,
     /// [`Resources::releases`](super::resources::Resources::releases) when it found no memory.
     pub no_memory_at: Cell<Option<u64>>,
 }
@@ -278,8 +276,10 @@ impl RunningRequest {
     }
 
     pub fn cancel(&mut self) {
-        if let Some(completion) = self.work.completion() {
-            completion.cancel();
+        match &mut self.work {
+            RunningWork::Completion { work, .. } => work.completion.cancel(),
+            RunningWork::Turn(turn) => turn.cancel(),
+            RunningWork::Read(_) => {}
         }
     }
 

@@ -34,11 +34,11 @@ pub(super) fn prepare(
             if !sessions.exists(&session) {
                 return Err(SessionError::NoSuchSession { name: session }.into());
             }
+            sessions.check_turn(&session, options.tokens_max)?;
             let question = match tokens {
                 Some(tokens) => tokens,
                 None => sessions.texts().question(&text)?,
             };
-            let max_tokens = sessions.turn_tokens(question.len())?;
             // Finds bad stop strings now, not when the turn begins.
             Completion::within(&[], &options, None)?;
             let turn = PreparedTurn {
@@ -48,7 +48,6 @@ pub(super) fn prepare(
                 embedding,
                 now_ms,
                 options,
-                max_tokens,
                 no_memory_at: Cell::new(None),
             };
             Ok((PreparedWork::Turn(Box::new(turn)), 0))

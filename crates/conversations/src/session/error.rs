@@ -52,8 +52,6 @@ pub enum SessionError {
         "the persistent stream would have {tokens} tokens; accepted: at most {max}, facts included"
     )]
     PersistentFull { tokens: usize, max: usize },
-    #[error("an answer of {tokens} tokens; accepted: 1 to {max}")]
-    AnswerLength { tokens: usize, max: usize },
     #[error("a history of {turns} turns; accepted: at most {max}")]
     HistoryTurns { turns: usize, max: usize },
     #[error("the history has too many tokens; accepted: at most {max}")]
@@ -70,8 +68,8 @@ pub enum SessionError {
     NoSuchState { number: u64 },
     #[error("{tokens} tokens of state; accepted: {max} at most")]
     TooMuchState { tokens: usize, max: usize },
-    #[error("the budget leaves {room} tokens for a conversation; accepted: at least {min}")]
-    Budget { room: usize, min: usize },
+    #[error(transparent)]
+    Limit(#[from] super::limits::LimitError),
     #[error(transparent)]
     TooLong(#[from] super::plan::TooLong),
     #[error(transparent)]

@@ -114,7 +114,7 @@ impl SessionFolder {
         Some(SessionFolder {
             dir: options.dir.clone()?,
             prefix_dir: options.prefix_dir.clone(),
-            journal: journal_options(options, options.quota_bytes),
+            journal: journal_options(options, u64::MAX),
         })
     }
 

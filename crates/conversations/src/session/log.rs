@@ -13,8 +13,8 @@ use super::error::{SessionError, SessionResult, SharedError};
 use super::options::{SessionOptions, journal_options};
 use super::paged_vec::PagedVec;
 use super::record::{
-    BadRecord, CHANGE, COLUMN, FACT, FactRecord, LogChange, STATE, StateRecord, TURN, TurnRecord,
-    number,
+    BadRecord, CHANGE, COLUMN, FACT, FactRecord, LIMITS, LimitsRecord, LogChange, STATE,
+    StateRecord, TURN, TurnRecord, number,
 };
 use super::replay::Replay;
 use super::residency::Residency;
@@ -39,7 +39,12 @@ pub(super) struct LogHome {
 
 impl LogHome {
     /// Creates the file. A process that died before its first save leaves a file without records: it is reused.
-    pub fn create(&self, name: &str, options: &SessionOptions) -> SessionResult<Journal> {
+    pub fn create(
+        &self,
+        name: &str,
+        options: &SessionOptions,
+        quota_bytes: u64,
+    ) -> SessionResult<Journal> {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder).map_err(|source| SessionError::Io {
                 doing: "making",
@@ -47,7 +52,7 @@ impl LogHome {
                 source,
             })?;
         }
-        let journal_options = || journal_options(options, options.quota_bytes);
+        let journal_options = || journal_options(options, quota_bytes);
         let created = match Journal::create(&self.path, &self.identity, journal_options()) {
             Err(journal::JournalError::Exists) => {
                 match Journal::open(&self.path, journal_options()) {
@@ -267,6 +272,10 @@ impl SessionLog {
         self.records.pending.push((CHANGE, change.to_bytes()));
     }
 
+    pub fn note_limits(&mut self, record: &LimitsRecord) {
+        self.records.pending.push((LIMITS, record.to_bytes()));
+    }
+
     pub fn note_fact(&mut self, record: &FactRecord) {
         self.records.pending.push((FACT, record.to_bytes()));
     }
@@ -349,13 +358,14 @@ impl SessionLog {
         transcript: &mut Transcript,
         residency: &mut Residency,
         options: &SessionOptions,
+        quota_bytes: u64,
     ) -> SessionResult<bool> {
         let Some(home) = &self.home else {
             self.records.pending.clear();
             return Ok(false);
         };
         match &self.journal {
-            None => self.journal = Some(home.create(&self.name, options)?),
+            None => self.journal = Some(home.create(&self.name, options, quota_bytes)?),
             Some(journal) if journal.is_lost() => self.recover(transcript, residency)?,
             Some(_) => {}
         }
@@ -606,6 +616,7 @@ impl SessionLog {
                     Ok(LogChange::Renewed) => last.insert((5, 0)),
                     Err(_) => false,
                 },
+                LIMITS => last.insert((6, 0)),
                 _ => true,
             };
             if is_needed {
@@ -753,6 +764,9 @@ fn take_over(
     }
     for (&block, &record) in &residency.columns {
         kept.columns.insert(block, to.keep(record)?);
+    }
+    if let Some(limits) = &transcript.limits {
+        to.append(LIMITS, &[&limits.to_bytes()])?;
     }
     Ok(kept)
 }

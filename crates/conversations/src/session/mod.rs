@@ -7,8 +7,8 @@
 //!
 //! ```text
 //! positions   0 ─────────── opening ┬ turn 0 ┬ turn 1 ┬ fact ┬ turn 2 ┬ …
-//! persistent  ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓│        │        │▓▓▓▓▓▓│        │    always visible, at most 512 tokens
-//! ephemeral                         │spilled │ hidden │      │ visible│    at most 1536 tokens in memory
+//! persistent  ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓│        │        │▓▓▓▓▓▓│        │    always visible, condensed when it is long
+//! ephemeral                         │spilled │ hidden │      │ visible│    its capacity in memory, the rest in the file
 //! ```
 //!
 //! The life of a session: [`Sessions`] creates it, or resumes it from its file, and gives it a [`SessionId`]. The opening
@@ -61,11 +61,13 @@ mod folder;
 mod identity;
 pub mod inspect;
 pub mod layout;
+pub mod limits;
 mod log;
 pub mod names;
 mod open_session;
 mod options;
 pub mod paged_vec;
+mod parts;
 pub mod plan;
 mod prefix;
 mod reading;
@@ -89,6 +91,7 @@ pub use embed::Embed;
 pub use error::{SessionError, SessionResult, SharedError};
 pub use folder::{RemovalCause, RemovedSession, SessionFolder};
 pub use identity::Identity;
+pub use limits::{CapacityChange, LimitError, SessionLimits, SessionSettings};
 pub(crate) use open_session::ResumeMode;
 pub use options::{FolderLimits, SessionOptions};
 pub use prefix::{PrefixError, PrefixProblem, PrefixStats};

@@ -3,11 +3,12 @@
 use super::condensing::Condensing;
 use super::error::{SessionError, SessionResult};
 use super::identity::Identity;
+use super::limits::{CapacityChange, SessionLimits, SessionSettings};
 use super::log::{LogHome, SessionLog};
 use super::options::{SessionOptions, journal_options};
 use super::plan::TurnPlan;
 use super::prefix::Prefixes;
-use super::record::{BadRecord, FactRecord, LogChange, STATE, TurnRecord};
+use super::record::{BadRecord, FactRecord, LimitsRecord, LogChange, STATE, TurnRecord};
 use super::replay::Replay;
 use super::report::{
     ContextReport, LastDecision, RowsAway, SessionCounters, SessionReport, SessionStats, TURNS_MAX,
@@ -25,6 +26,9 @@ use haversack_memory::journal::Journal;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Capacity of sessions whose file records none.
+const CAPACITY_UNRECORDED: u64 = 1536;
+
 /// One token in this many of the ephemeral stream may belong to pinned turns.
 const STATE_SHARE: usize = 4;
 
@@ -37,6 +41,16 @@ pub(crate) enum ResumeMode {
     AsFits,
 }
 
+/// What a session may hold, and why not more.
+#[derive(Clone, Copy)]
+pub(super) struct GrantedLimits<'a> {
+    pub settings: SessionSettings,
+    pub limits: SessionLimits,
+    pub bound: &'static str,
+    /// Capacity that the device has room for, and why it changed last.
+    pub device: (usize, &'a str),
+}
+
 /// Why a turn leaves memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpillCause {
@@ -46,6 +60,12 @@ enum SpillCause {
 
 pub(super) struct OpenSession {
     pub options: Arc<SessionOptions>,
+    /// What was set, for this session or for all.
+    settings: SessionSettings,
+    /// What budget and context allow.
+    granted: SessionLimits,
+    /// What is in force: less than was granted while the device is short of memory.
+    pub limits: SessionLimits,
     pub transcript: Transcript,
     pub residency: Residency,
     pub log: SessionLog,
@@ -55,17 +75,23 @@ pub(super) struct OpenSession {
     pub counters: SessionCounters,
     /// A turn is in progress.
     pub is_answering: bool,
+    /// Rows of a message that was taken back are still visible.
+    pub is_stale: bool,
 }
 
 impl OpenSession {
     pub fn new(
         options: &Arc<SessionOptions>,
+        granted: GrantedLimits<'_>,
         transcript: Transcript,
         residency: Residency,
         log: SessionLog,
     ) -> OpenSession {
         OpenSession {
             options: options.clone(),
+            settings: granted.settings,
+            granted: granted.limits,
+            limits: granted.limits,
             transcript,
             residency,
             log,
@@ -73,11 +99,12 @@ impl OpenSession {
             decision: LastDecision::default(),
             counters: SessionCounters::default(),
             is_answering: false,
+            is_stale: false,
         }
     }
 
     /// Opens a session from its file.
-    pub fn open(
+    pub fn open<'a>(
         runtime: &mut Runtime,
         name: &str,
         home: LogHome,
@@ -85,6 +112,7 @@ impl OpenSession {
         options: &Arc<SessionOptions>,
         prefixes: &mut Prefixes,
         mode: ResumeMode,
+        grant: &dyn Fn(SessionSettings) -> GrantedLimits<'a>,
     ) -> SessionResult<OpenSession> {
         let error = |source| SessionError::File {
             name: name.to_owned(),
@@ -94,8 +122,8 @@ impl OpenSession {
             name: name.to_owned(),
             source,
         };
-        let opened = Journal::open(&home.path, journal_options(options, options.quota_bytes));
-        let opened = opened.map_err(error)?;
+        let opened = Journal::open(&home.path, journal_options(options, u64::MAX));
+        let mut opened = opened.map_err(error)?;
         identity.check(name, opened.journal.identity())?;
         let map = opened.journal.map().map_err(error)?;
         let Replay {
@@ -104,17 +132,43 @@ impl OpenSession {
             state,
             state_record,
         } = Replay::of(&map, &opened.records).map_err(bad_record)?;
+        let own = transcript.limits.as_ref().map(|limits| limits.own);
+        let granted = grant(own.unwrap_or_default());
+        opened.journal.set_quota(Some(granted.limits.quota_bytes));
         let saved = |block: &u64| columns.get(block).and_then(|&r| map.payload(r).ok());
-        let mut found: Vec<&[u8]> = Vec::new();
-        for block in &state.blocks {
-            found.push(saved(block).ok_or(bad_record(BadRecord {
+        if state.blocks.iter().any(|block| saved(block).is_none()) {
+            return Err(bad_record(BadRecord {
                 kind: STATE,
                 what: "a block without its column",
-            }))?);
+            }));
         }
         let tail = || state.tail.iter().map(Vec::as_slice);
-        let mut blocks = state.blocks.clone();
-        let mut left = Vec::new();
+        let recorded = transcript.limits.as_ref();
+        let recorded = recorded.map_or(CAPACITY_UNRECORDED, |limits| limits.capacity);
+        let recorded = usize::try_from(recorded).unwrap_or(usize::MAX);
+        // Turns that the capacity has no room for any more stay in the file.
+        let all = || transcript.evictable(options.last).map(|turn| turn.number);
+        let capacity = granted.limits.capacity.min(granted.device.0);
+        let mut left = match capacity < recorded {
+            true => transcript.beyond(capacity, options.last),
+            false => Vec::new(),
+        };
+        if mode == ResumeMode::AsFits && !left.is_empty() {
+            // The questions that come fetch what they need.
+            left = all().collect();
+        }
+        let kept = |left: &[u64]| -> Vec<u64> {
+            let stays = |t: &&Turn| t.place == TurnPlace::Live && !left.contains(&t.number);
+            let live = transcript.turns().filter(stays).map(|turn| &turn.span);
+            let facts = transcript.facts.iter().map(|f| &f.span);
+            let spans: Vec<_> = live.chain(facts).collect();
+            let is_kept = |block: &u64| spans.iter().any(|span| is_in_block(*block, span));
+            match left {
+                [] => state.blocks.clone(),
+                _ => state.blocks.iter().copied().filter(is_kept).collect(),
+            }
+        };
+        let mut blocks = kept(&left);
         // Rows of the opening are shared with other sessions again.
         let first = transcript.facts.first().filter(|fact| fact.number == 0);
         let opening = first.and_then(|fact| map.payload(fact.record?).ok());
@@ -131,18 +185,15 @@ impl OpenSession {
                 None => runtime.restore(image),
             }
         };
-        let mut restored = restore(&found.iter().copied().chain(tail()).collect::<Vec<_>>());
+        let of = |blocks: &[u64]| -> Vec<&[u8]> {
+            blocks.iter().filter_map(&saved).chain(tail()).collect()
+        };
+        let mut restored = restore(&of(&blocks));
         if mode == ResumeMode::AsFits && restored.as_ref().is_err_and(StepError::is_cannot_fit) {
             // The budget is smaller than the one it was saved in: evictable turns stay in the file.
-            left.extend(transcript.evictable(options.last).map(|t| t.number));
-            let stays = |t: &&Turn| t.place == TurnPlace::Live && !left.contains(&t.number);
-            let live = transcript.turns().filter(stays).map(|turn| &turn.span);
-            let spans: Vec<_> = live
-                .chain(transcript.facts.iter().map(|f| &f.span))
-                .collect();
-            blocks.retain(|&block| spans.iter().any(|span| is_in_block(block, span)));
-            let columns = blocks.iter().filter_map(&saved).chain(tail());
-            restored = restore(&columns.collect::<Vec<_>>());
+            left = all().collect();
+            blocks = kept(&left);
+            restored = restore(&of(&blocks));
         }
         let residency = Residency {
             sequence: restored?,
@@ -151,7 +202,21 @@ impl OpenSession {
         };
         let mut log = SessionLog::new(name, Some(home), Some(opened.journal));
         log.resume(state_record, &transcript, &residency);
-        let mut session = OpenSession::new(options, transcript, residency, log);
+        let mut session = OpenSession::new(options, granted, transcript, residency, log);
+        session.limits.capacity = recorded;
+        let verb = match recorded < granted.limits.capacity {
+            true => "grown",
+            false => "shrunk",
+        };
+        match granted.device {
+            (capacity, reason) if capacity < granted.limits.capacity => {
+                session.set_capacity(capacity, reason);
+            }
+            _ => session.set_capacity(
+                granted.limits.capacity,
+                &format!("{verb}: {}", granted.bound),
+            ),
+        }
         for number in left {
             session.spill(number, SpillCause::Budget);
         }
@@ -170,7 +235,8 @@ impl OpenSession {
         home: Option<LogHome>,
     ) -> SessionResult<OpenSession> {
         let options = &self.options;
-        let journal = home.as_ref().map(|home| home.create(name, options));
+        let quota = self.limits.quota_bytes;
+        let journal = home.as_ref().map(|home| home.create(name, options, quota));
         let log = SessionLog::new(name, home, journal.transpose()?);
         let sequence = match runtime.fork(self.residency.sequence) {
             Ok(sequence) => sequence,
@@ -187,7 +253,14 @@ impl OpenSession {
             sequence,
             ..self.residency.clone()
         };
-        let mut fork = OpenSession::new(options, transcript, residency, log);
+        let granted = GrantedLimits {
+            settings: self.settings,
+            limits: self.granted,
+            bound: "",
+            device: (usize::MAX, ""),
+        };
+        let mut fork = OpenSession::new(options, granted, transcript, residency, log);
+        fork.limits = self.limits;
         let copied = fork
             .log
             .copy_from(&self.log, &mut fork.transcript, &mut fork.residency);
@@ -201,6 +274,65 @@ impl OpenSession {
             return Err(error);
         }
         Ok(fork)
+    }
+
+    /// Notes what a new session may hold, and what was set for it.
+    pub fn note_limits(&mut self, own: SessionSettings) {
+        let record = LimitsRecord {
+            turn: 0,
+            capacity: self.limits.capacity as u64,
+            own,
+            reason: String::new(),
+        };
+        self.log.note_limits(&record);
+        self.transcript.limits = Some(record);
+    }
+
+    /// Has room for this many tokens of turns from the next turn on, at most what was granted. The file and the next
+    /// answer say so.
+    pub fn set_capacity(&mut self, capacity: usize, reason: &str) {
+        let (before, capacity) = (self.limits.capacity, capacity.min(self.granted.capacity));
+        if capacity == before {
+            return;
+        }
+        self.limits = self.granted.with_capacity(capacity, &self.settings);
+        log::info!(
+            "session {}: capacity {before} -> {capacity}, {reason}",
+            self.name()
+        );
+        let own = self.transcript.limits.as_ref().map(|limits| limits.own);
+        let record = LimitsRecord {
+            turn: self.transcript.turns_made,
+            capacity: capacity as u64,
+            own: own.unwrap_or_default(),
+            reason: reason.to_owned(),
+        };
+        self.log.note_limits(&record);
+        self.transcript.deferred.changes.push(CapacityChange {
+            turn: record.turn,
+            capacity: record.capacity,
+            reason: record.reason.clone(),
+        });
+        self.transcript.limits = Some(record);
+    }
+
+    /// Follows what the device has room for: turns beyond it leave memory now. Only between two turns.
+    pub fn follow(
+        &mut self,
+        runtime: &mut Runtime,
+        (capacity, reason): (usize, &str),
+    ) -> SessionResult {
+        let before = self.limits.capacity;
+        self.set_capacity(capacity, reason);
+        if self.limits.capacity == before {
+            return Ok(());
+        }
+        for number in (self.transcript).beyond(self.limits.capacity, self.options.last) {
+            self.spill(number, SpillCause::Budget);
+        }
+        // Blocks that the file did not have yet leave once it has them.
+        self.mask_and_save(runtime)?;
+        self.mask(runtime)
     }
 
     pub fn name(&self) -> &str {
@@ -227,7 +359,8 @@ impl OpenSession {
     /// Saves what is new. On failure the conversation goes on, and the next save tries again.
     pub fn save(&mut self, runtime: &Runtime) {
         let (transcript, residency) = (&mut self.transcript, &mut self.residency);
-        let saved = match self.log.prepare(transcript, residency, &self.options) {
+        let quota = self.limits.quota_bytes;
+        let saved = match (self.log).prepare(transcript, residency, &self.options, quota) {
             Ok(false) => return,
             Ok(true) => self.try_save(runtime),
             Err(error) => Err(error),
@@ -238,7 +371,7 @@ impl OpenSession {
     }
 
     pub fn try_save(&mut self, runtime: &Runtime) -> SessionResult {
-        let quota = self.options.quota_bytes;
+        let quota = self.limits.quota_bytes;
         let mut draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
         let waiting = self.log.waiting();
         self.keep_quota(draft.bytes(), quota);
@@ -277,7 +410,7 @@ impl OpenSession {
         self.residency.mask(runtime, &self.transcript)
     }
 
-    fn mask_and_save(&mut self, runtime: &mut Runtime) -> SessionResult {
+    pub fn mask_and_save(&mut self, runtime: &mut Runtime) -> SessionResult {
         self.mask(runtime)?;
         self.save(runtime);
         Ok(())
@@ -502,6 +635,7 @@ impl OpenSession {
             session: id,
             backup: runtime.fork(self.residency.sequence)?,
             deferred: self.transcript.deferred.clone(),
+            told: Vec::new(),
             rebuild: None,
         })
     }
@@ -516,7 +650,7 @@ impl OpenSession {
     pub fn check_fact(&self, tokens: usize, supersedes: Option<u64>) -> SessionResult {
         let old = supersedes.map_or(Ok(0), |fact| self.transcript.check_fact(fact))?;
         let persistent = self.transcript.persistent_tokens() - old + tokens;
-        check_persistent(persistent, self.options.persistent_room())
+        check_persistent(persistent, self.limits.persistent_room())
     }
 
     /// Adds a fact that was just read, from `start` on; returns its number.
@@ -586,12 +720,33 @@ impl OpenSession {
 
     /// Takes the last turn back.
     pub fn retract(&mut self, runtime: &mut Runtime) -> SessionResult<Option<u64>> {
-        let Some(i) = self.transcript.turns().rposition(|turn| !turn.is_state) else {
+        let is_asked = |turn: &Turn| !turn.is_state && !turn.is_part;
+        let Some(i) = self.transcript.turns().rposition(is_asked) else {
             return Ok(None);
         };
+        let parts = self.transcript.parts_before(i);
         let turn = self.take_out(i).number;
+        self.take_out_parts(&parts);
         self.mask_and_save(runtime)?;
         Ok(Some(turn))
+    }
+
+    /// Takes back parts of a message whose last part could not be read.
+    pub fn take_back(&mut self, runtime: &mut Runtime, parts: &[u64]) -> SessionResult {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        self.take_out_parts(parts);
+        self.mask_and_save(runtime)
+    }
+
+    /// Deletes parts of a message whose turn did not come to be, or was retracted.
+    fn take_out_parts(&mut self, parts: &[u64]) {
+        for &number in parts {
+            if let Some(i) = self.transcript.index_of(number) {
+                self.take_out(i);
+            }
+        }
     }
 
     pub fn pin(&mut self, runtime: &mut Runtime, number: u64, is_pinned: bool) -> SessionResult {
@@ -615,7 +770,7 @@ impl OpenSession {
         let pinned = self.transcript.turns().filter(|turn| turn.is_pinned);
         let others = pinned.filter(|turn| Some(turn.number) != instead);
         let tokens = others.map(Turn::tokens).sum::<u64>() as usize + tokens;
-        let max = self.options.capacity / STATE_SHARE;
+        let max = self.limits.capacity / STATE_SHARE;
         match tokens > max {
             true => Err(SessionError::TooMuchState { tokens, max }),
             false => Ok(()),
@@ -641,6 +796,7 @@ impl OpenSession {
             time_ms: self.transcript.at(now_ms),
             question: tokens.len() as u32,
             is_pinned: true,
+            is_part: false,
             embedding,
             tokens,
         };
@@ -662,6 +818,8 @@ impl OpenSession {
         self.is_answering = false;
         self.condensing.take_back(undo.rebuild);
         self.transcript.deferred = undo.deferred;
+        self.is_stale |= !undo.told.is_empty();
+        self.take_out_parts(&undo.told);
         std::mem::replace(&mut self.residency.sequence, undo.backup)
     }
 
@@ -698,6 +856,7 @@ impl OpenSession {
             name: self.name().to_owned(),
             position: runtime.position(self.residency.sequence)?,
             persistent: self.transcript.persistent_tokens() as u64,
+            capacity: self.limits.capacity as u64,
             forgotten: self.transcript.forgotten,
             turns: self.transcript.turns_made,
             file_bytes: self.log.file_bytes(),

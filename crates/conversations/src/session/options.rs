@@ -1,6 +1,6 @@
 //! Settings of all sessions of one [`super::Sessions`].
 
-use super::relevance::Relevance;
+use super::limits::{CapacityChange, SessionSettings};
 use haversack_memory::journal;
 use std::path::PathBuf;
 
@@ -14,27 +14,23 @@ pub struct SessionOptions {
     pub prefix_dir: Option<PathBuf>,
     /// Largest sum of the files there, in bytes: the oldest file is removed first.
     pub prefix_quota_bytes: u64,
-    /// Tokens of the persistent stream; a longer one is condensed. Until that is done it may be half as long again.
-    pub persistent_max: usize,
-    /// Tokens that condensing aims at, where the text that is marked verbatim allows it.
-    pub condensed_max: usize,
+    /// Of sessions that set nothing else for themselves.
+    pub settings: SessionSettings,
+    /// Tokens that condensing aims at, where the text that is marked verbatim allows it; `None` = three fifths of the
+    /// limit.
+    pub condensed_max: Option<usize>,
     /// Tokens of the rebuilt stream that are read along with each token of an answer; 0 = none: [`super::Sessions::work`]
     /// reads them all.
     pub condense_per_token: usize,
-    /// Tokens of turns in memory, the turn in progress included; lower where the budget is too small for it.
-    pub capacity: usize,
-    /// Tokens of an answer.
-    pub answer_max: usize,
-    pub relevance: Relevance,
     /// Number of latest turns that stay visible whatever the question.
     pub last: usize,
     /// Tokens that are recomputed before an answer, for turns of which the file has the ids alone; one turn is always
     /// allowed.
     pub reread_max: usize,
-    /// Largest size of one session file.
-    pub quota_bytes: u64,
     /// Of all session files together.
     pub limits: FolderLimits,
+    /// Changes of the capacity to repeat, as [`super::ContextReport::changes`] reported them: the same answers follow.
+    pub replay: Vec<CapacityChange>,
     /// Owner of these sessions: files of another tenant are refused.
     pub tenant: String,
     /// Seals files: a file that was changed without the key is refused.
@@ -58,27 +54,17 @@ impl Default for SessionOptions {
             dir: None,
             prefix_dir: None,
             prefix_quota_bytes: 256 << 20,
-            persistent_max: 512,
-            condensed_max: 300,
+            settings: SessionSettings::default(),
+            condensed_max: None,
             condense_per_token: 2,
-            capacity: 1536,
-            answer_max: 256,
-            relevance: Relevance::default(),
             last: 2,
             reread_max: 128,
-            quota_bytes: 256 << 20,
             limits: FolderLimits::default(),
+            replay: Vec::new(),
             tenant: String::new(),
             key: None,
             journal_io: None,
         }
-    }
-}
-
-impl SessionOptions {
-    /// Most tokens of the persistent stream while it is not condensed yet.
-    pub(super) fn persistent_room(&self) -> usize {
-        self.persistent_max.saturating_add(self.persistent_max / 2)
     }
 }
 

@@ -148,8 +148,8 @@ pub fn plan<T: Borrow<Turn>>(
     };
     // Newest first: if not even these fit, the older one is left out.
     for i in (last_from(all(), room.last)..turns.len()).rev() {
-        // Being recent is no reason to recompute a turn.
-        if turn(i).place != TurnPlace::Ids {
+        // Being recent is no reason to recompute a turn, and parts of a long message are as many as they are.
+        if turn(i).place != TurnPlace::Ids && !turn(i).is_part {
             take(i, &mut wanted);
         }
     }
@@ -160,7 +160,6 @@ pub fn plan<T: Borrow<Turn>>(
     });
     let mut reread = 0;
     for i in by_similarity {
-        // A turn of unknown similarity is not fetched.
         let is_known = similarity(i).is_some() || turn(i).place == TurnPlace::Live;
         // The answer waits for what is recomputed.
         let is_quick = turn(i).place != TurnPlace::Ids
@@ -171,6 +170,17 @@ pub fn plan<T: Borrow<Turn>>(
             if wanted[i] && turn(i).place == TurnPlace::Ids {
                 reread += turn(i).tokens();
             }
+        }
+    }
+    // Turns of unknown similarity are fetched only as the next ones before those in memory: memory has grown, or the last
+    // question needed more of it.
+    for i in (0..turns.len()).rev() {
+        match turn(i).place {
+            TurnPlace::Spilled if relevant[i] && similarity(i).is_none() => take(i, &mut wanted),
+            _ => {}
+        }
+        if !wanted[i] {
+            break;
         }
     }
     let seen = wanted.clone();
@@ -210,6 +220,7 @@ mod tests {
             is_visible: place == TurnPlace::Live,
             is_pinned: false,
             is_state: false,
+            is_part: false,
         }
     }
 

@@ -12,6 +12,7 @@
 //! Dropping a read undoes it: a session that existed is as it was before, a new one is gone with its file.
 
 use super::error::{SessionError, SessionResult};
+use super::limits::SessionSettings;
 use super::open_session::OpenSession;
 use super::record::TurnRecord;
 use super::residency::feed;
@@ -78,7 +79,7 @@ impl SessionRead {
             let missing = || SessionError::NoSuchSession { name: name.into() };
             return self.begin_in(runtime, sessions, id.ok_or_else(missing)?);
         };
-        let (session, is_computed) = sessions.begin_new(runtime, name, &opening.tokens, now_ms)?;
+        let (session, is_computed) = sessions.begin_new(runtime, name, opening, now_ms)?;
         Ok(BegunRead {
             session,
             sequence: sessions.sequence(session)?,
@@ -291,8 +292,22 @@ impl Sessions {
         persistent: &str,
         now_ms: u64,
     ) -> SessionResult<SessionId> {
+        let own = SessionSettings::default();
+        self.create_with(runtime, name, (marked, persistent), now_ms, own)
+    }
+
+    /// The same with settings of its own, which hold in every process that opens it and has room for them.
+    pub fn create_with(
+        &mut self,
+        runtime: &mut Runtime,
+        name: &str,
+        (marked, persistent): (&str, &str),
+        now_ms: u64,
+        own: SessionSettings,
+    ) -> SessionResult<SessionId> {
         self.check_new(runtime, name)?;
-        let opening = self.texts().opening(marked, persistent, now_ms)?;
+        let texts = self.texts();
+        let opening = texts.opening_with(marked, persistent, now_ms, own)?;
         self.create_told(runtime, name, SessionRead::create(opening), now_ms)
     }
 
@@ -403,6 +418,7 @@ fn add_told(session: &mut OpenSession, turns: Vec<ToldTurn>, start: u64, now_ms:
             time_ms: session.transcript.at(now_ms),
             question: told.question as u32,
             is_pinned: false,
+            is_part: told.is_part,
             embedding: told.embedding,
             tokens: told.tokens,
         };
@@ -421,7 +437,7 @@ fn next_run(
     let Some(first) = history.front() else {
         return Ok(Vec::new());
     };
-    let (first, capacity) = (first.tokens.len() as u64, session.options.capacity as u64);
+    let (first, capacity) = (first.tokens.len() as u64, session.limits.capacity as u64);
     let mut held = session.live_tokens();
     if held + first > capacity {
         session.spill_oldest(capacity.saturating_sub(first).min(capacity / 2));

@@ -22,6 +22,7 @@ use super::condensing::{
 };
 use super::error::SessionResult;
 use super::layout::ChatLayout;
+use super::limits::SessionLimits;
 use super::open_session::{OpenSession, check_persistent};
 use super::options::SessionOptions;
 use super::record::{FactRecord, LogChange};
@@ -35,21 +36,40 @@ use std::sync::Arc;
 /// How many times its limit the first text of a session may be: a longer one is a document, not a persistent stream.
 const TEXT_CAPS_MAX: usize = 8;
 
+/// Tokens of a persistent stream at most, and those that condensing aims at.
+#[derive(Clone, Copy)]
+pub(super) struct CondenseAim {
+    pub max: usize,
+    pub aim: usize,
+}
+
+impl CondenseAim {
+    pub fn of(options: &SessionOptions, limits: &SessionLimits) -> CondenseAim {
+        let max = limits.persistent_max;
+        // Three fifths, by which 512 tokens are made 300.
+        let usual = max.saturating_mul(300) / 512;
+        CondenseAim {
+            max,
+            aim: options.condensed_max.unwrap_or(usual).min(max),
+        }
+    }
+}
+
 /// Condenses the text of an opening to the limit, if it is longer.
 pub(super) fn condense_opening(
     condenser: &dyn Condense,
     layout: &ChatLayout,
     now_ms: u64,
     piece: CondensePiece,
-    options: &SessionOptions,
+    aim: CondenseAim,
 ) -> SessionResult<(CondensePiece, Option<CondenseOutcome>)> {
     let tokens = layout.opening(&piece.text, now_ms)?.len();
-    if tokens <= options.persistent_max {
+    if tokens <= aim.max {
         return Ok((piece, None));
     }
-    check_persistent(tokens, options.persistent_max.saturating_mul(TEXT_CAPS_MAX))?;
+    check_persistent(tokens, aim.max.saturating_mul(TEXT_CAPS_MAX))?;
     let pieces = [piece];
-    let condensed = run(condenser, layout, now_ms, &pieces, options)?;
+    let condensed = run(condenser, layout, now_ms, &pieces, aim)?;
     let summary = condensed.summary;
     log::info!("the persistent text has {tokens} tokens: {summary}");
     let text = condensed.pieces.into_iter().next().unwrap_or_default();
@@ -65,7 +85,7 @@ fn run(
     layout: &ChatLayout,
     now_ms: u64,
     pieces: &[CondensePiece],
-    options: &SessionOptions,
+    aim: CondenseAim,
 ) -> Result<Condensed, CondenseError> {
     let count = |i: usize, text: &str| {
         let tokens = match i {
@@ -80,9 +100,8 @@ fn run(
         tokens_max,
         count: &count,
     };
-    let max = options.persistent_max;
-    match condenser.condense(&request(options.condensed_max.min(max))) {
-        Err(CondenseError::Verbatim { .. }) => condenser.condense(&request(max)),
+    match condenser.condense(&request(aim.aim)) {
+        Err(CondenseError::Verbatim { .. }) => condenser.condense(&request(aim.max)),
         condensed => condensed,
     }
 }
@@ -129,8 +148,7 @@ impl OpenSession {
 
     /// Whether the stream is over its limit, and it is not known that it cannot be condensed.
     pub fn is_too_long(&self) -> bool {
-        !self.condensing.gave_up
-            && self.transcript.persistent_tokens() > self.options.persistent_max
+        !self.condensing.gave_up && self.transcript.persistent_tokens() > self.limits.persistent_max
     }
 
     pub fn stop_condensing(&mut self, runtime: &mut Runtime) {
@@ -193,7 +211,7 @@ impl OpenSession {
         loop {
             let missing = reading.missing(&self.transcript);
             let missing: u64 = missing.map(|stored| stored.turn.tokens()).sum();
-            let tokens = reading.tokens.len() as u64 + missing + self.options.answer_max as u64;
+            let tokens = reading.tokens.len() as u64 + missing + self.limits.answer_usual as u64;
             if fits(runtime, None, tokens).unwrap_or(false) {
                 break;
             }
@@ -341,7 +359,8 @@ impl OpenSession {
 
     /// Judges the sentences of all facts, on a thread.
     fn judge(&self, model: &Arc<Model>, condenser: Arc<dyn Condense>) -> Rebuild {
-        let (model, options) = (model.clone(), self.options.clone());
+        let model = model.clone();
+        let aim = CondenseAim::of(&self.options, &self.limits);
         let (facts, now_ms) = (&self.transcript.facts, self.transcript.last_time_ms);
         let pieces: Vec<CondensePiece> = facts.iter().map(piece_of).collect();
         Rebuild::Judging {
@@ -349,7 +368,7 @@ impl OpenSession {
             thread: std::thread::spawn(move || {
                 background::lower_priority();
                 let layout = ChatLayout::new(model);
-                run(&*condenser, &layout, now_ms, &pieces, &options)
+                run(&*condenser, &layout, now_ms, &pieces, aim)
             }),
         }
     }

@@ -4,6 +4,8 @@
 //! last counts, of states the last. Numbers are little-endian; lists begin with their length. A length is compared with
 //! the bytes that are left before anything is allocated.
 
+use super::limits::SessionSettings;
+use super::relevance::Relevance;
 use super::turns::{Turn, TurnPlace};
 use std::ops::Range;
 
@@ -13,6 +15,7 @@ pub const FACT: u32 = 2;
 pub const CHANGE: u32 = 3;
 pub const COLUMN: u32 = 4;
 pub const STATE: u32 = 5;
+pub const LIMITS: u32 = 6;
 
 /// The name of a kind.
 pub fn name(kind: u32) -> Option<&'static str> {
@@ -22,6 +25,7 @@ pub fn name(kind: u32) -> Option<&'static str> {
         (CHANGE, "change"),
         (COLUMN, "column"),
         (STATE, "state"),
+        (LIMITS, "limits"),
     ];
     (names.iter().find(|(known, _)| *known == kind)).map(|(_, name)| *name)
 }
@@ -49,6 +53,8 @@ pub struct TurnRecord {
     /// Number of tokens of the question, markers included.
     pub question: u32,
     pub is_pinned: bool,
+    /// The message goes on in the next turn.
+    pub is_part: bool,
     pub tokens: Vec<u32>,
     /// In the encoder's storage format; empty without an encoder.
     pub embedding: Vec<u8>,
@@ -106,6 +112,85 @@ pub struct StateRecord {
     pub tail: Vec<Vec<u8>>,
 }
 
+/// What a session may hold from a turn on, and what was set for it when it was created. The last one counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LimitsRecord {
+    /// The first turn that it holds for.
+    pub turn: u64,
+    /// Tokens of turns in memory.
+    pub capacity: u64,
+    pub own: SessionSettings,
+    /// Why the capacity changed; empty where it did not.
+    pub reason: String,
+}
+
+impl LimitsRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u64(self.turn);
+        out.u64(self.capacity);
+        let own = &self.own;
+        let counts = [own.capacity, own.answer_max, own.persistent_max];
+        let counts = counts.map(|set| set.map(|n| n as u64));
+        for set in counts.into_iter().chain([own.quota_bytes]) {
+            out.u64(set.map_or(0, |n| n.saturating_add(1)));
+        }
+        let (rule, turns, numbers) = match own.relevance {
+            None => (0, 0, [0.0; 2]),
+            Some(Relevance::All) => (1, 0, [0.0; 2]),
+            Some(Relevance::Threshold(least)) => (2, 0, [least, 0.0]),
+            Some(Relevance::Top {
+                turns,
+                hysteresis,
+                least,
+            }) => (3, turns as u64, [hysteresis, least]),
+        };
+        out.u64(rule);
+        out.u64(turns);
+        numbers.iter().for_each(|n| out.u32(n.to_bits()));
+        out.bytes(self.reason.as_bytes());
+        out.0
+    }
+
+    pub fn read(bytes: &[u8]) -> Result<LimitsRecord, BadRecord> {
+        let mut from = Reader {
+            kind: LIMITS,
+            bytes,
+        };
+        let (turn, capacity) = (from.u64()?, from.u64()?);
+        let mut count = || -> Result<Option<u64>, BadRecord> { Ok(from.u64()?.checked_sub(1)) };
+        let counts = [count()?, count()?, count()?, count()?];
+        let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let (rule, turns) = (from.u64()?, from.u64()?);
+        let (one, other) = (f32::from_bits(from.u32()?), f32::from_bits(from.u32()?));
+        let reason = std::str::from_utf8(from.list()?).map(str::to_owned);
+        let record = LimitsRecord {
+            turn,
+            capacity,
+            own: SessionSettings {
+                capacity: size(counts[0]),
+                answer_max: size(counts[1]),
+                persistent_max: size(counts[2]),
+                quota_bytes: counts[3],
+                relevance: match rule {
+                    0 => None,
+                    1 => Some(Relevance::All),
+                    2 => Some(Relevance::Threshold(one)),
+                    3 => Some(Relevance::Top {
+                        turns: usize::try_from(turns).unwrap_or(usize::MAX),
+                        hysteresis: one,
+                        least: other,
+                    }),
+                    _ => return Err(from.bad("a relevance of no kind")),
+                },
+            },
+            reason: reason.map_err(|_| from.bad("text that is not UTF-8"))?,
+        };
+        from.end()?;
+        Ok(record)
+    }
+}
+
 impl TurnRecord {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::default();
@@ -113,7 +198,7 @@ impl TurnRecord {
         out.u64(self.start);
         out.u64(self.time_ms);
         out.u32(self.question);
-        out.u32(u32::from(self.is_pinned));
+        out.u32(u32::from(self.is_pinned) | u32::from(self.is_part) << 1);
         out.bytes(&self.embedding);
         out.ids(&self.tokens);
         out.0
@@ -121,12 +206,18 @@ impl TurnRecord {
 
     pub fn read(bytes: &[u8]) -> Result<TurnRecord, BadRecord> {
         let mut from = Reader { kind: TURN, bytes };
+        let (number, start, time_ms) = (from.u64()?, from.u64()?, from.u64()?);
+        let (question, flags) = (from.u32()?, from.u32()?);
+        if flags > 3 {
+            return Err(from.bad("flags without a meaning"));
+        }
         let record = TurnRecord {
-            number: from.u64()?,
-            start: from.u64()?,
-            time_ms: from.u64()?,
-            question: from.u32()?,
-            is_pinned: from.flag()?,
+            number,
+            start,
+            time_ms,
+            question,
+            is_pinned: flags & 1 > 0,
+            is_part: flags & 2 > 0,
             embedding: from.list()?.to_vec(),
             tokens: from.ids()?,
         };
@@ -151,7 +242,8 @@ impl TurnRecord {
             place: TurnPlace::Live,
             is_visible: false,
             is_pinned: self.is_pinned,
-            is_state: self.question as usize == self.tokens.len(),
+            is_state: self.question as usize == self.tokens.len() && !self.is_part,
+            is_part: self.is_part,
         }
     }
 
@@ -363,14 +455,6 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(number))
     }
 
-    fn flag(&mut self) -> Result<bool, BadRecord> {
-        match self.u32()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(self.bad("a flag that is neither 0 nor 1")),
-        }
-    }
-
     fn list(&mut self) -> Result<&'a [u8], BadRecord> {
         let count = self.u64()?;
         self.take(count)
@@ -413,6 +497,7 @@ mod tests {
             time_ms: 99,
             question: 2,
             is_pinned: true,
+            is_part: false,
             tokens: vec![1, 2, 3],
             embedding: vec![5; 388],
         }
@@ -455,6 +540,23 @@ mod tests {
             LogChange::Renewed,
             LogChange::Verbatim { fact: 4, bytes: 12 },
         ];
+        let limits = LimitsRecord {
+            turn: 3,
+            capacity: 99,
+            own: SessionSettings {
+                capacity: Some(0),
+                relevance: Some(Relevance::default()),
+                quota_bytes: Some(7),
+                ..SessionSettings::default()
+            },
+            reason: "shrunk".into(),
+        };
+        assert_eq!(LimitsRecord::read(&limits.to_bytes()), Ok(limits.clone()));
+        let part = TurnRecord {
+            is_part: true,
+            ..turn()
+        };
+        assert_eq!(TurnRecord::read(&part.to_bytes()), Ok(part));
         assert_eq!(TurnRecord::read(&turn().to_bytes()), Ok(turn()));
         assert_eq!(FactRecord::read(&fact.to_bytes()), Ok(fact.clone()));
         assert_eq!(
@@ -475,6 +577,7 @@ mod tests {
             }
         };
         cut(&turn().to_bytes(), &|b| TurnRecord::read(b).is_ok());
+        cut(&limits.to_bytes(), &|b| LimitsRecord::read(b).is_ok());
         cut(&fact.to_bytes(), &|b| FactRecord::read(b).is_ok());
         cut(&state.into_pieces().concat(), &|b| {
             StateRecord::read(b).is_ok()
@@ -543,6 +646,13 @@ mod tests {
             outline: vec![1],
             tail: vec![],
         };
+        let limits = LimitsRecord {
+            turn: 3,
+            capacity: 99,
+            ..LimitsRecord::default()
+        };
+        let of_limits = documented("limits, kind 6", &limits.to_bytes());
+        assert_eq!(of_limits, (vec![3, 99, 0, 0, 0, 0, 0, 0, 0, 0], Some(72)));
         let bytes = state.into_pieces().concat();
         assert_eq!(
             documented("state, kind 5", &bytes),

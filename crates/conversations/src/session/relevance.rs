@@ -6,6 +6,7 @@
 //! costs page-ins. A turn that would have to be recomputed must be better still.
 
 use super::turns::TurnPlace;
+use std::str::FromStr;
 
 /// How turns are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,12 +28,16 @@ pub enum Relevance {
 impl Default for Relevance {
     fn default() -> Relevance {
         Relevance::Top {
-            turns: 8,
+            turns: TURNS,
             hysteresis: 0.05,
             least: -1.0,
         }
     }
 }
+
+/// Turns that are chosen in a small capacity, and tokens of capacity for each more.
+const TURNS: usize = 8;
+const TOKENS_PER_TURN: usize = 256;
 
 /// One turn to judge.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +48,49 @@ pub struct JudgedTurn {
     pub is_visible: bool,
 }
 
+/// `all`, `threshold=F` or `top-k=N`.
+impl FromStr for Relevance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Relevance, String> {
+        let found = match text.split_once('=') {
+            None if text == "all" => Some(Relevance::All),
+            None if text == "top-k" => Some(Relevance::default()),
+            Some(("threshold", least)) => {
+                let least = least.parse().ok().filter(|f| (-1.0..=1.0).contains(f));
+                least.map(Relevance::Threshold)
+            }
+            Some(("top-k", turns)) => {
+                let turns = turns.parse().ok().filter(|n| (1..=1024).contains(n));
+                turns.map(|turns| Relevance::Top {
+                    turns,
+                    hysteresis: 0.05,
+                    least: -1.0,
+                })
+            }
+            _ => None,
+        };
+        let accepted =
+            "accepted: all, threshold=F with F from -1 to 1, top-k=N with N from 1 to 1024";
+        found.ok_or_else(|| accepted.to_owned())
+    }
+}
+
 impl Relevance {
+    /// The most similar turns, as many as usually fit.
+    pub fn for_capacity(capacity: usize) -> Relevance {
+        match Relevance::default() {
+            Relevance::Top {
+                hysteresis, least, ..
+            } => Relevance::Top {
+                turns: TURNS.max(capacity / TOKENS_PER_TURN),
+                hysteresis,
+                least,
+            },
+            other => other,
+        }
+    }
+
     /// (turn): whether it is relevant. Ties go to the newer turn; turns come oldest first.
     pub fn choose(&self, turns: impl Iterator<Item = JudgedTurn>) -> Vec<bool> {
         match *self {

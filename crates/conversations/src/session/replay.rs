@@ -1,8 +1,8 @@
 //! Reads the records of a session file in order and rebuilds what they say.
 
 use super::record::{
-    BadRecord, CHANGE, COLUMN, FACT, FactRecord, LogChange, STATE, StateRecord, TURN, TurnRecord,
-    number,
+    BadRecord, CHANGE, COLUMN, FACT, FactRecord, LIMITS, LimitsRecord, LogChange, STATE,
+    StateRecord, TURN, TurnRecord, number,
 };
 use super::transcript::{Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::SLOTS;
@@ -51,6 +51,7 @@ impl Replay {
                     columns.insert(block, record);
                 }
                 STATE => last = Some(record),
+                LIMITS => transcript.limits = Some(LimitsRecord::read(bytes)?),
                 _ => return Err(bad(kind, "no meaning here")),
             }
         }

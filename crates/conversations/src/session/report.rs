@@ -3,6 +3,7 @@
 
 use super::condensing::CondenseOutcome;
 use super::error::{SessionError, SharedError};
+use super::limits::CapacityChange;
 use super::turns::Turn;
 use haversack_engine::runtime::{Finish, Generation};
 use std::ops::Range;
@@ -24,6 +25,10 @@ pub struct ContextReport {
     pub cached: u64,
     /// Recomputed, because the ids alone were left.
     pub recomputed: u64,
+    /// Parts that the message was read in, because it does not fit as a whole; 0 where it does.
+    pub parts: u64,
+    /// Changes of the capacity since the last answer.
+    pub changes: Vec<CapacityChange>,
     /// What was decided before the answer, in words.
     pub plan: String,
     /// There is no encoder: every turn in memory is visible.
@@ -51,6 +56,8 @@ pub struct SessionStats {
     pub position: u64,
     /// The persistent stream.
     pub persistent: u64,
+    /// Tokens of turns that may be in memory.
+    pub capacity: u64,
     /// Turns that attention sees.
     pub visible: u64,
     /// Turns in memory that are hidden.

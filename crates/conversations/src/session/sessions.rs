@@ -8,15 +8,16 @@ use super::error::{SessionError, SessionResult};
 use super::folder::{RemovalCause, RemovedSession, SessionFolder};
 use super::identity::Identity;
 use super::layout::ChatLayout;
+use super::limits::{SessionLimits, SessionRoom, SessionSettings};
 use super::log::{LogHome, SessionLog};
 use super::names;
-use super::open_session::{OpenSession, ResumeMode};
+use super::open_session::{GrantedLimits, OpenSession, ResumeMode};
 use super::options::{FolderLimits, SessionOptions};
 use super::prefix::{PrefixStats, Prefixes};
 use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
 use super::residency::{Residency, fits, promised_bytes, slack};
 use super::slots::{SessionId, Slots};
-use super::texts::SessionTexts;
+use super::texts::{Opening, SessionTexts};
 use super::transcript::{Deferred, Transcript};
 use super::turns::Turn;
 use super::undo::{DroppedTurns, Undo};
@@ -27,15 +28,59 @@ use std::sync::Arc;
 /// Bytes that a turn adds to a session's lists, its tokens until they are saved included.
 const TURN_BYTES: usize = 16 << 10;
 
-/// Fewest tokens of turns in memory that make a conversation.
-const CAPACITY_MIN: usize = 128;
+/// One row in this many is left free of turns where a budget bounds them: lists are charged to it too.
+const SPARE_SHARE: usize = 16;
+
+/// Tokens of a first turn that there is room for when a session is opened, if its capacity has them.
+const FIRST_TURN: usize = 512;
 
 /// Time between two looks at the limits of the folder while turns are saved.
 const LIMITS_INTERVAL_MS: u64 = 60_000;
 
+/// What sessions are granted.
+struct SessionGrants {
+    /// What one session has room for alone.
+    room: SessionRoom,
+    /// What it may hold where nothing else is set.
+    usual: SessionLimits,
+    /// Capacity that the device has room for, and why it changed last.
+    device: (usize, String),
+}
+
+impl SessionGrants {
+    /// What a saved session may hold here: what was set for it as far as there is room.
+    fn grant(&self, own: SessionSettings, all: SessionSettings) -> GrantedLimits<'_> {
+        let bound = self.room.bound;
+        let device = (self.device.0, &self.device.1[..]);
+        let of = |settings: SessionSettings| {
+            let limits = SessionLimits::of(&settings, &self.room).ok()?;
+            Some(GrantedLimits {
+                settings,
+                limits,
+                bound,
+                device,
+            })
+        };
+        let less = SessionSettings {
+            capacity: None,
+            answer_max: None,
+            persistent_max: None,
+            ..own
+        };
+        let granted = of(own.or(all)).or_else(|| of(less.or(all)));
+        granted.unwrap_or(GrantedLimits {
+            settings: all,
+            limits: self.usual,
+            bound,
+            device,
+        })
+    }
+}
+
 /// Sessions of one model, one store and one folder.
 pub struct Sessions {
     options: Arc<SessionOptions>,
+    grants: SessionGrants,
     identity: Identity,
     layout: Arc<ChatLayout>,
     encoder: Option<Arc<dyn Embed>>,
@@ -66,18 +111,21 @@ struct Removals {
 impl Sessions {
     /// Sessions over a runtime made with [`haversack_engine::Retention::managed`].
     pub fn new(runtime: &Runtime, options: SessionOptions) -> SessionResult<Sessions> {
-        let mut options = options;
-        let room = runtime.bounds().rows_max;
-        let others = options.persistent_max + slack(runtime);
-        let capacity = room.saturating_sub(others).min(options.capacity);
-        if capacity < CAPACITY_MIN.min(options.capacity) {
-            return Err(SessionError::Budget {
-                room,
-                min: others + CAPACITY_MIN,
-            });
-        }
-        options.capacity = capacity;
-        options.answer_max = options.answer_max.min(capacity / 2);
+        let (rows, context) = (runtime.bounds().rows_max, runtime.model().config().context);
+        let is_bounded = rows < context;
+        let room = SessionRoom {
+            rows,
+            bound: if is_bounded {
+                "the budget"
+            } else {
+                "the context"
+            },
+            slack: slack(runtime),
+            spare: if is_bounded { rows / SPARE_SHARE } else { 0 },
+            row_bytes: runtime.sequence_bytes(rows) / rows.max(1),
+            context_bytes: runtime.sequence_bytes(context) as u64,
+        };
+        let usual = SessionLimits::of(&options.settings, &room)?;
         let identity = Identity::of(runtime, &options.tenant);
         let folder = SessionFolder::of(&options);
         Ok(Sessions {
@@ -85,6 +133,11 @@ impl Sessions {
             identity,
             layout: Arc::new(ChatLayout::new(runtime.model().clone())),
             options: Arc::new(options),
+            grants: SessionGrants {
+                room,
+                usual,
+                device: (usize::MAX, String::new()),
+            },
             encoder: None,
             condenser: None,
             slots: Slots::new(),
@@ -99,6 +152,10 @@ impl Sessions {
 
     /// Judges turns by their embeddings. Without an encoder every turn in memory stays visible.
     pub fn with_encoder(mut self, encoder: Arc<dyn Embed>) -> Sessions {
+        self.grants.room = self.grants.room.beside(encoder.bytes());
+        if let Ok(limits) = SessionLimits::of(&self.options.settings, &self.grants.room) {
+            self.grants.usual = limits;
+        }
         self.encoder = Some(encoder);
         self
     }
@@ -113,8 +170,40 @@ impl Sessions {
         &self.options
     }
 
+    /// What a session may hold for which nothing else is set.
+    pub fn limits(&self) -> &SessionLimits {
+        &self.grants.usual
+    }
+
     pub fn has_encoder(&self) -> bool {
         self.encoder.is_some()
+    }
+
+    /// Before a turn: a change of the device that came while the session was answering, or one that is replayed.
+    pub(super) fn follow_now(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
+        let device = self.grants.device.clone();
+        let options = self.options.clone();
+        let session = self.session_mut(runtime, id)?;
+        let turn = session.transcript.turns_made;
+        for change in options.replay.iter().filter(|change| change.turn == turn) {
+            let capacity = usize::try_from(change.capacity).unwrap_or(usize::MAX);
+            session.follow(runtime, (capacity, &change.reason))?;
+        }
+        match options.replay.is_empty() {
+            true => session.follow(runtime, (device.0, &device.1)),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets the capacity of every session follow what the device has room for, at most what was granted. Turns of idle
+    /// sessions leave memory now; an answering session follows before its next turn.
+    pub fn follow_device(&mut self, runtime: &mut Runtime, capacity: usize, reason: &str) {
+        self.grants.device = (capacity, reason.to_owned());
+        for session in self.slots.values_mut().filter(|s| !s.is_answering) {
+            if let Err(error) = session.follow(runtime, (capacity, reason)) {
+                log::error!("session {}: {error}", session.name());
+            }
+        }
     }
 
     /// The encoder, for callers that embed on another thread.
@@ -137,6 +226,8 @@ impl Sessions {
             options: self.options.clone(),
             encoder: self.encoder.clone(),
             condenser: self.condenser(),
+            room: self.grants.room,
+            usual: self.grants.usual,
         }
     }
 
@@ -146,12 +237,22 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         name: &str,
-        opening: &[u32],
+        opening: &Opening,
         now_ms: u64,
     ) -> SessionResult<(SessionId, bool)> {
         self.check_new(runtime, name)?;
-        let home = self.home(name);
-        let journal = match home.as_ref().map(|home| home.create(name, &self.options)) {
+        let (own, opening) = (opening.own, &opening.tokens[..]);
+        let settings = own.or(self.options.settings);
+        let granted = GrantedLimits {
+            settings,
+            limits: SessionLimits::of(&settings, &self.grants.room)?,
+            bound: self.grants.room.bound,
+            device: (self.grants.device.0, &self.grants.device.1),
+        };
+        let (home, quota) = (self.home(name), granted.limits.quota_bytes);
+        let created = home.as_ref();
+        let created = created.map(|home| home.create(name, &self.options, quota));
+        let journal = match created {
             Some(Err(error)) if !error.is_disk() => return Err(error),
             Some(created) => created.ok(),
             None => None,
@@ -171,7 +272,9 @@ impl Sessions {
             ..Transcript::default()
         };
         let residency = Residency::new(sequence);
-        let session = OpenSession::new(&self.options, transcript, residency, log);
+        let mut session = OpenSession::new(&self.options, granted, transcript, residency, log);
+        session.note_limits(own);
+        session.set_capacity(self.grants.device.0, &self.grants.device.1);
         let id = self.admit(runtime, session, None)?;
         self.any_session_mut(id)?.is_answering = true;
         self.keep_limits_now_and_then(now_ms);
@@ -213,10 +316,16 @@ impl Sessions {
         let Some(home) = self.home(name) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
+        // Limits are granted before the prefixes are borrowed.
         let (identity, options, prefixes) = (&self.identity, &self.options, &mut self.prefixes);
-        let mut session =
-            OpenSession::open(runtime, name, home, identity, options, prefixes, mode)?;
+        let (grants, all) = (&self.grants, self.options.settings);
+        let grant = &|own| grants.grant(own, all);
+        let mut session = OpenSession::open(
+            runtime, name, home, identity, options, prefixes, mode, grant,
+        )?;
+        let changes = std::mem::take(&mut session.transcript.deferred.changes);
         session.transcript.deferred = self.deferred.get(name).cloned().unwrap_or_default();
+        session.transcript.deferred.changes.extend(changes);
         let id = self.admit(runtime, session, Some(mode))?;
         self.deferred.remove(name);
         Ok(id)
@@ -394,7 +503,7 @@ impl Sessions {
         Ok(TurnView {
             turn: stored.turn.clone(),
             question: asked.len(),
-            text: match stored.turn.is_state {
+            text: match stored.turn.is_state || stored.turn.is_part {
                 true => self.layout.fact_text(asked)?,
                 false => self.layout.question_text(asked)?,
             },
@@ -562,19 +671,36 @@ impl Sessions {
         Ok(())
     }
 
-    /// Bytes and rows that the sequence of a session, or of a new one, may reach until a turn of `coming` tokens is over.
-    /// They do not depend on other requests.
+    /// Bytes and rows of a new session after a short first turn.
+    pub(crate) fn first_needs(&self, runtime: &Runtime) -> SessionResult<(usize, usize)> {
+        let rows = self.grants.usual.persistent_max + FIRST_TURN + slack(runtime);
+        Ok(self.new_needs(runtime, rows))
+    }
+
+    /// Bytes and rows of a new session that has read `tokens` tokens.
+    pub(crate) fn new_needs(&self, runtime: &Runtime, tokens: usize) -> (usize, usize) {
+        let limits = &self.grants.usual;
+        let rows_max = limits.persistent_room() + limits.capacity + slack(runtime);
+        let rows = tokens.min(rows_max);
+        (runtime.sequence_bytes(rows), rows)
+    }
+
+    /// Tokens that a session may be told between two turns, at most.
+    pub(crate) fn told_tokens(&self, id: SessionId) -> SessionResult<u64> {
+        let limits = &self.session(id)?.limits;
+        Ok((limits.persistent_room() + limits.capacity.min(FIRST_TURN)) as u64)
+    }
+
+    /// Bytes and rows that the sequence of a session may reach until a turn of `coming` tokens is over. They do not
+    /// depend on other requests.
     pub(crate) fn turn_needs(
         &self,
         runtime: &Runtime,
-        id: Option<SessionId>,
+        id: SessionId,
         coming: u64,
     ) -> SessionResult<(usize, usize)> {
-        let options = &self.options;
-        let rows_max = options.persistent_room() + options.capacity + slack(runtime);
-        let Some(id) = id else {
-            return Ok((runtime.sequence_bytes(rows_max), rows_max));
-        };
+        let limits = &self.session(id)?.limits;
+        let rows_max = limits.persistent_room() + limits.capacity + slack(runtime);
         let sequence = self.sequence(id)?;
         let end = runtime.position(sequence)?.saturating_add(coming);
         let rows = usize::try_from(end).unwrap_or(usize::MAX).min(rows_max);
@@ -594,11 +720,27 @@ impl Sessions {
         Ok(fits(runtime, Some(self.sequence(id)?), coming)?)
     }
 
-    /// Tokens of a turn at most: the question, the longest answer, its ending, and turns that are recomputed.
-    pub(crate) fn turn_tokens(&self, question: usize) -> SessionResult<u64> {
-        let options = &self.options;
+    /// Refuses a question whose answer no session of this name can give.
+    pub(crate) fn check_turn(&self, session: &str, answer: Option<usize>) -> SessionResult {
+        let limits = match self.opened(session) {
+            Some(id) => self.session(id)?.limits,
+            None => self.grants.usual,
+        };
+        limits.answer(answer)?;
+        Ok(())
+    }
+
+    /// Tokens of a turn in memory at most: the question, the answer, its ending, and turns that are recomputed.
+    pub(crate) fn turn_tokens(
+        &self,
+        id: SessionId,
+        question: usize,
+        answer: Option<usize>,
+    ) -> SessionResult<u64> {
+        let limits = &self.session(id)?.limits;
         let ending = self.ending_tokens()? + 1;
-        Ok((question + options.answer_max + ending + options.reread_max) as u64)
+        let whole = question.saturating_add(limits.answer(answer)? + ending);
+        Ok((whole.min(limits.capacity) + self.options.reread_max) as u64)
     }
 
     fn condenser(&self) -> Arc<dyn Condense> {
@@ -676,6 +818,10 @@ impl Sessions {
         while let Some(sequence) = self.to_close.pop() {
             runtime.close(sequence)?;
         }
+        for session in self.slots.values_mut().filter(|session| session.is_stale) {
+            session.mask_and_save(runtime)?;
+            session.is_stale = false;
+        }
         Ok(())
     }
 
@@ -734,6 +880,10 @@ impl Sessions {
         self.undo_dropped(runtime)?;
         self.check_idle(id)?;
         self.any_session_mut(id)
+    }
+
+    pub(super) fn any_session(&self, id: SessionId) -> SessionResult<&OpenSession> {
+        self.session(id)
     }
 
     /// A session that may have a turn in progress.

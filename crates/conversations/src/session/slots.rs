@@ -42,6 +42,10 @@ impl<T> Slots<T> {
         }
     }
 
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().filter_map(|slot| slot.value.as_mut())
+    }
+
     pub fn get(&self, id: SessionId) -> Option<&T> {
         let slot = self.0.get(id.index())?;
         slot.value

@@ -5,10 +5,11 @@ use super::condensing::CondenseOutcome;
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
 use super::layout::ChatLayout;
+use super::limits::{SessionLimits, SessionRoom, SessionSettings};
 use super::open_session::{check_persistent, stored_bytes};
 use super::options::SessionOptions;
-use super::plan::TooLong;
-use super::rebuild::condense_opening;
+use super::parts::message_parts;
+use super::rebuild::{CondenseAim, condense_opening};
 use haversack_text::tokenizer::EncodeOptions;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -27,6 +28,9 @@ pub struct SessionTexts {
     pub(super) options: Arc<SessionOptions>,
     pub(super) encoder: Option<Arc<dyn Embed>>,
     pub(super) condenser: Arc<dyn Condense>,
+    pub(super) room: SessionRoom,
+    /// What a session may hold where nothing else is set.
+    pub(super) usual: SessionLimits,
 }
 
 /// What a new session begins with.
@@ -35,6 +39,8 @@ pub struct Opening {
     pub(super) piece: CondensePiece,
     pub(super) tokens: Vec<u32>,
     pub(super) outcome: Option<CondenseOutcome>,
+    /// What is set for this session alone.
+    pub(super) own: SessionSettings,
 }
 
 /// A turn that took place elsewhere.
@@ -44,6 +50,8 @@ pub struct ToldTurn {
     pub(super) tokens: Vec<u32>,
     /// How many of them are the question's.
     pub(super) question: usize,
+    /// The message goes on in the next turn.
+    pub(super) is_part: bool,
     /// As records have it.
     pub(super) embedding: Vec<u8>,
 }
@@ -59,6 +67,19 @@ pub struct ToldText {
 impl SessionTexts {
     /// What a session begins with. A text over the limit is condensed; its first part `verbatim` never is.
     pub fn opening(&self, verbatim: &str, persistent: &str, now_ms: u64) -> SessionResult<Opening> {
+        self.opening_with(verbatim, persistent, now_ms, SessionSettings::default())
+    }
+
+    /// The same of a session with settings of its own. What cannot be granted is refused.
+    pub fn opening_with(
+        &self,
+        verbatim: &str,
+        persistent: &str,
+        now_ms: u64,
+        own: SessionSettings,
+    ) -> SessionResult<Opening> {
+        let limits = SessionLimits::of(&own.or(self.options.settings), &self.room)?;
+        let aim = CondenseAim::of(&self.options, &limits);
         let separator = match verbatim.is_empty() || persistent.is_empty() {
             true => "",
             false => "\n",
@@ -67,14 +88,15 @@ impl SessionTexts {
             text: format!("{verbatim}{separator}{persistent}"),
             verbatim: verbatim.len(),
         };
-        let (layout, options) = (&self.layout, &self.options);
-        let (piece, outcome) = condense_opening(&*self.condenser, layout, now_ms, piece, options)?;
+        let layout = &self.layout;
+        let (piece, outcome) = condense_opening(&*self.condenser, layout, now_ms, piece, aim)?;
         let tokens = layout.opening(&piece.text, now_ms)?;
-        check_persistent(tokens.len(), options.persistent_max)?;
+        check_persistent(tokens.len(), aim.max)?;
         Ok(Opening {
             piece,
             tokens,
             outcome,
+            own,
         })
     }
 
@@ -85,7 +107,7 @@ impl SessionTexts {
 
     pub fn fact(&self, text: &str) -> SessionResult<ToldText> {
         let tokens = self.layout.fact(text)?;
-        check_persistent(tokens.len(), self.options.persistent_room())?;
+        check_persistent(tokens.len(), self.usual.persistent_room())?;
         Ok(ToldText {
             text: text.to_owned(),
             tokens,
@@ -118,42 +140,53 @@ impl SessionTexts {
             if go_on().is_break() {
                 return Err(SessionError::Stopped);
             }
-            let turn = self.turn(question, answer)?;
-            tokens += turn.tokens.len();
-            if tokens > max {
-                return Err(SessionError::HistoryTokens { max });
+            for turn in self.turn(question, answer)? {
+                tokens += turn.tokens.len();
+                if tokens > max {
+                    return Err(SessionError::HistoryTokens { max });
+                }
+                told.push_back(turn);
             }
-            told.push_back(turn);
         }
         Ok(told)
     }
 
-    fn turn(&self, question: &str, answer: &str) -> SessionResult<ToldTurn> {
+    /// A question and its answer, and before them the parts of a question that is too long.
+    fn turn(&self, question: &str, answer: &str) -> SessionResult<Vec<ToldTurn>> {
         let plain = EncodeOptions {
             add_special: false,
             parse_special: false,
         };
         let tokenizer = self.layout.model().tokenizer();
         let answered = tokenizer.encode(answer, plain)?;
-        let max = self.options.answer_max;
-        if answered.is_empty() || answered.len() > max {
-            let tokens = answered.len();
-            return Err(SessionError::AnswerLength { tokens, max });
+        // An empty answer is none.
+        let asked = Some(answered.len()).filter(|tokens| *tokens > 0);
+        self.usual.answer(asked.or(Some(usize::MAX)))?;
+        let ending = self.layout.ending()?;
+        let (limits, beside) = (&self.usual, answered.len() + ending.len());
+        let mut parts = message_parts(&self.layout, question, limits, limits.capacity, beside)?;
+        let question = parts.pop_back().unwrap_or_default();
+        let mut turns = Vec::new();
+        for part in parts {
+            let tokens = self.layout.fact(&part)?;
+            turns.push(ToldTurn {
+                question: tokens.len(),
+                tokens,
+                is_part: true,
+                embedding: self.embedding(&part),
+            });
         }
-        let mut tokens = self.layout.question(question)?;
+        let mut tokens = self.layout.question(&question)?;
         let asked = tokens.len();
         tokens.extend(answered);
-        tokens.extend_from_slice(self.layout.ending()?);
-        let max = self.options.capacity as u64;
-        if tokens.len() as u64 > max {
-            let tokens = tokens.len() as u64;
-            return Err(TooLong { tokens, max }.into());
-        }
-        Ok(ToldTurn {
+        tokens.extend_from_slice(ending);
+        turns.push(ToldTurn {
             question: asked,
             tokens,
+            is_part: false,
             embedding: self.embedding(&format!("{question}\n{answer}")),
-        })
+        });
+        Ok(turns)
     }
 
     /// Empty without an encoder: the turn is then not judged.

@@ -2,9 +2,10 @@
 //! runtime and no file. A record is named by its [`RecordRef`] and read elsewhere.
 
 use super::error::{SessionError, SessionResult};
+use super::limits::CapacityChange;
 use super::paged_vec::PagedVec;
 use super::plan::TurnPlan;
-use super::record::{FactRecord, LogChange, TurnRecord};
+use super::record::{FactRecord, LimitsRecord, LogChange, TurnRecord};
 use super::turns::{Turn, TurnPlace, is_in_block, last_from};
 use haversack_memory::journal::RecordRef;
 use std::borrow::Borrow;
@@ -21,6 +22,8 @@ pub(super) struct Transcript {
     /// Tokens of turns that are neither in memory nor in the file any more.
     pub forgotten: u64,
     pub last_time_ms: u64,
+    /// What the session may hold; `None` in files of versions that recorded none.
+    pub limits: Option<LimitsRecord>,
     pub deferred: Deferred,
 }
 
@@ -101,6 +104,8 @@ pub(super) struct Deferred {
     pub recall: Vec<u64>,
     /// Plans of questions that did not become turns: the next answer reports them.
     pub done: TurnPlan,
+    /// Changes of the capacity since the last answer.
+    pub changes: Vec<CapacityChange>,
 }
 
 impl Transcript {
@@ -144,6 +149,12 @@ impl Transcript {
         }
     }
 
+    /// Numbers of the parts of the message that the turn at this index ends.
+    pub fn parts_before(&self, i: usize) -> Vec<u64> {
+        let before = self.turns().take(i).rev().take_while(|turn| turn.is_part);
+        before.map(|turn| turn.number).collect()
+    }
+
     pub fn next_turn(&mut self) -> u64 {
         self.turns_made += 1;
         self.turns_made - 1
@@ -172,15 +183,37 @@ impl Transcript {
     /// Turns in memory that may leave it, oldest first: neither pinned nor among the latest.
     pub fn evictable(&self, last: usize) -> impl Iterator<Item = &Turn> {
         let newest = last_from(self.turns(), last);
-        let older = self.turns().take(newest);
+        let older = self.turns().enumerate();
+        let older = older.filter(move |(i, turn)| *i < newest || turn.is_part);
+        let older = older.map(|(_, turn)| turn);
         older.filter(|turn| turn.place == TurnPlace::Live && !turn.is_pinned)
     }
 
-    /// The turn that leaves memory next: the oldest hidden one, or else the oldest.
+    /// Turns in the order in which they leave memory: hidden ones first, then the oldest.
+    fn victims(&self, last: usize) -> impl Iterator<Item = &Turn> {
+        let hidden = self.evictable(last).filter(|turn| !turn.is_visible);
+        hidden.chain(self.evictable(last).filter(|turn| turn.is_visible))
+    }
+
+    /// The turn that leaves memory next.
     pub fn victim(&self, last: usize) -> Option<u64> {
-        let hidden = self.evictable(last).find(|turn| !turn.is_visible);
-        let victim = hidden.or_else(|| self.evictable(last).next());
-        victim.map(|turn| turn.number)
+        self.victims(last).next().map(|turn| turn.number)
+    }
+
+    /// Turns that leave memory so that those in it have at most `capacity` tokens.
+    pub fn beyond(&self, capacity: usize, last: usize) -> Vec<u64> {
+        let live = self.turns().filter(|turn| turn.place == TurnPlace::Live);
+        let live: u64 = live.map(Turn::tokens).sum();
+        let mut over = live.saturating_sub(capacity as u64);
+        let mut leaving = Vec::new();
+        for turn in self.victims(last) {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(turn.tokens());
+            leaving.push(turn.number);
+        }
+        leaving
     }
 
     /// Spans of facts and of turns in memory: those that attention sees, or all.

@@ -12,6 +12,7 @@ use super::condensing::{RebuildReading, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
 use super::open_session::{OpenSession, stored_bytes};
+use super::parts::message_parts;
 use super::plan::{TurnRoom, plan};
 use super::record::TurnRecord;
 use super::relevance::Relevance;
@@ -28,8 +29,12 @@ use haversack_engine::runtime::{
     Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
 };
 use haversack_engine::sample::Sampler;
+use haversack_memory::background;
 use haversack_text::tokenizer::EncodeOptions;
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A turn that is about to be read.
@@ -52,6 +57,21 @@ struct Question {
     embedding: Option<Embedding>,
     /// Tokens of the question, the longest answer and its ending.
     coming: u64,
+    /// Parts of the message before this one, which are turns already.
+    told: Vec<u64>,
+}
+
+/// What is left of a message.
+struct Message {
+    /// Its parts that were not begun yet.
+    rest: VecDeque<String>,
+    /// Turns of those that were read.
+    told: Vec<u64>,
+    /// Of the part that is being read.
+    embedding: Option<JoinHandle<Option<Embedding>>>,
+    options: GenerateOptions,
+    /// Tokens of the answer at most.
+    answer: usize,
 }
 
 /// A question as its caller has it.
@@ -81,12 +101,19 @@ impl AskedQuestion<'_> {
 #[must_use]
 pub struct TurnInProgress {
     stage: Stage,
+    /// The message, or the part of it that is being read.
     text: String,
     now_ms: u64,
     prepared: PreparedTurn,
+    message: Message,
 }
 
 enum Stage {
+    /// A part of the message is being read; others follow.
+    Telling {
+        tokens: Vec<u32>,
+        read: usize,
+    },
     Answering(Completion),
     /// The answer is complete; `read` of the tokens that end it have been read.
     Closing {
@@ -105,6 +132,7 @@ impl Stage {
                 mut tokens,
                 read,
             } => (generation, tokens.split_off(read)),
+            Stage::Telling { .. } => (cancelled(), Vec::new()),
             Stage::Answering(completion) => {
                 let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
                 (
@@ -130,7 +158,30 @@ impl TurnInProgress {
     pub fn completion(&mut self) -> Option<&mut Completion> {
         match &mut self.stage {
             Stage::Answering(completion) => Some(completion),
-            Stage::Closing { .. } => None,
+            Stage::Telling { .. } | Stage::Closing { .. } => None,
+        }
+    }
+
+    /// Ends the answer. If it has no token yet, the message is taken back.
+    pub fn cancel(&mut self) {
+        match &mut self.stage {
+            Stage::Answering(completion) => completion.cancel(),
+            Stage::Telling { .. } => {
+                self.stage = Stage::Closing {
+                    generation: cancelled(),
+                    tokens: Vec::new(),
+                    read: 0,
+                }
+            }
+            Stage::Closing { .. } => {}
+        }
+    }
+
+    /// Tokens of the part that is being read, and how many of them have been; `None` once the last part is.
+    pub fn telling(&self) -> Option<(usize, usize)> {
+        match &self.stage {
+            Stage::Telling { tokens, read } => Some((*read, tokens.len())),
+            _ => None,
         }
     }
 
@@ -138,7 +189,9 @@ impl TurnInProgress {
     pub fn pending(&self) -> &[u32] {
         match &self.stage {
             Stage::Answering(completion) => completion.pending(),
-            Stage::Closing { tokens, read, .. } => &tokens[*read..],
+            Stage::Telling { tokens, read } | Stage::Closing { tokens, read, .. } => {
+                &tokens[*read..]
+            }
         }
     }
 
@@ -146,7 +199,7 @@ impl TurnInProgress {
     pub fn samples_after(&self, tokens: usize) -> bool {
         match &self.stage {
             Stage::Answering(completion) => completion.samples_after(tokens),
-            Stage::Closing { .. } => false,
+            Stage::Telling { .. } | Stage::Closing { .. } => false,
         }
     }
 
@@ -161,7 +214,9 @@ impl TurnInProgress {
                 }
                 completion.read(count);
             }
-            Stage::Closing { tokens, read, .. } => *read = (*read + count).min(tokens.len()),
+            Stage::Telling { tokens, read } | Stage::Closing { tokens, read, .. } => {
+                *read = (*read + count).min(tokens.len());
+            }
         }
     }
 
@@ -195,6 +250,7 @@ impl PreparedTurn {
             tokens: question,
             embedding,
             coming,
+            told,
         } = question;
         let options = session.options.clone();
         if session.log.unsaved().is_some() {
@@ -212,11 +268,11 @@ impl PreparedTurn {
             }
         }
         let relevance = match embedding {
-            Some(_) => options.relevance,
+            Some(_) => session.limits.relevance,
             None => Relevance::All,
         };
         let room = TurnRoom {
-            capacity: options.capacity as u64,
+            capacity: session.limits.capacity as u64,
             coming,
             last: options.last,
             reread: options.reread_max as u64,
@@ -258,6 +314,11 @@ impl PreparedTurn {
         let deferred = std::mem::take(&mut session.transcript.deferred);
         let mut context = session.context(&deferred.done, !has_encoder);
         session.decision.plan = context.plan.clone();
+        context.changes = deferred.changes.clone();
+        context.parts = match told.len() as u64 {
+            0 => 0,
+            told => told + 1,
+        };
         context.recomputed = prompt.len() as u64;
         context.kept += (prompt.len() + question.len()) as u64;
         let question_start = position + prompt.len() as u64;
@@ -274,6 +335,7 @@ impl PreparedTurn {
                 session: id,
                 backup,
                 deferred,
+                told,
                 rebuild: None,
             }))),
         })
@@ -281,6 +343,40 @@ impl PreparedTurn {
 
     fn question(&self) -> &[u32] {
         &self.prompt[self.prompt.len() - self.question..]
+    }
+
+    /// Adds a part of a message to its session as a turn without an answer, and saves it; returns its number.
+    fn commit_part(
+        mut self,
+        runtime: &mut Runtime,
+        session: &mut OpenSession,
+        embedding: Option<Embedding>,
+        now_ms: u64,
+    ) -> SessionResult<u64> {
+        let tokens = self.question().to_vec();
+        session.is_answering = false;
+        for (number, span) in self.reread {
+            session.relocate(number, span);
+        }
+        let number = session.transcript.next_turn();
+        let record = TurnRecord {
+            number,
+            start: self.question_start,
+            time_ms: session.transcript.at(now_ms),
+            question: tokens.len() as u32,
+            is_pinned: false,
+            is_part: true,
+            embedding: stored_bytes(embedding),
+            tokens,
+        };
+        session.add_turn(&record);
+        if let Some(undo) = self.undo.commit() {
+            // The last part takes up what the first found.
+            session.transcript.deferred = undo.deferred;
+            runtime.close(undo.backup)?;
+        }
+        session.save(runtime);
+        Ok(number)
     }
 
     /// Adds the turn to its session and saves it.
@@ -314,6 +410,7 @@ impl PreparedTurn {
             time_ms: session.transcript.at(now_ms),
             question: self.question as u32,
             is_pinned: false,
+            is_part: false,
             embedding: stored_bytes(embedding),
             tokens,
         };
@@ -355,6 +452,9 @@ impl Sessions {
         self.work(runtime, id, STEP_TOKENS_MAX)?;
         let asked = AskedQuestion::new(text, now_ms);
         let mut turn = self.begin(runtime, id, asked, options)?;
+        while turn.telling().is_some() {
+            turn = self.read_part(runtime, turn)?;
+        }
         let per_token = self.options().condense_per_token;
         let TurnInProgress {
             stage, prepared, ..
@@ -368,7 +468,7 @@ impl Sessions {
             Stage::Answering(completion) => {
                 drive(runtime, sequence, completion, sampler, tell, decode)
             }
-            Stage::Closing { .. } => Ok(GenerateTimes::default()),
+            Stage::Telling { .. } | Stage::Closing { .. } => Ok(GenerateTimes::default()),
         };
         match driven {
             Ok(took) => {
@@ -390,34 +490,148 @@ impl Sessions {
         asked: AskedQuestion<'_>,
         options: &GenerateOptions,
     ) -> SessionResult<TurnInProgress> {
-        let mut prepared = self.prepare(runtime, id, asked)?;
-        let max = self.options().answer_max;
-        let options = GenerateOptions {
-            tokens_max: Some(options.tokens_max.map_or(max, |asked| asked.min(max))),
-            ..options.clone()
+        self.follow_now(runtime, id)?;
+        let session = self.session_mut(runtime, id)?;
+        let answer = session.limits.answer(options.tokens_max)?;
+        let limits = session.limits;
+        let pinned = session.transcript.turns().filter(|turn| turn.is_pinned);
+        let pinned: u64 = pinned.map(|turn| turn.tokens()).sum();
+        let room = limits.capacity.saturating_sub(pinned as usize);
+        let beside = answer + self.ending_tokens()? + 1;
+        let message = Message {
+            rest: message_parts(self.layout(), asked.text, &limits, room, beside)?,
+            told: Vec::new(),
+            embedding: None,
+            options: GenerateOptions {
+                tokens_max: Some(answer),
+                ..options.clone()
+            },
+            answer,
         };
-        match Completion::new(runtime, prepared.sequence, &prepared.prompt, &options) {
-            Ok(completion) => {
-                let session = self.session_mut(runtime, id)?;
-                let rebuild = session.condensing.lend(prepared.question());
-                prepared.undo.set_rebuild(rebuild);
-                session.is_answering = true;
-                Ok(TurnInProgress {
-                    stage: Stage::Answering(completion),
-                    text: asked.text.to_owned(),
-                    now_ms: asked.now_ms,
-                    prepared,
-                })
-            }
-            Err(error) => {
-                drop(prepared);
-                self.undo_dropped(runtime)?;
-                Err(error.into())
-            }
-        }
+        self.begin_part(runtime, id, message, asked)
     }
 
-    /// Ends the answer, where it is: what is left to read is its ending. On an error the turn is undone.
+    /// Begins with the next part of a message. On an error the parts before it are taken back.
+    fn begin_part(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        mut message: Message,
+        asked: AskedQuestion<'_>,
+    ) -> SessionResult<TurnInProgress> {
+        let text = message.rest.pop_front().unwrap_or_default();
+        let (told, now_ms) = (message.told.clone(), asked.now_ms);
+        let begun = match (message.rest.is_empty(), &told[..]) {
+            (true, []) => self.begin_answer(runtime, id, asked, &message),
+            // An embedding of the whole message is not one of its last part.
+            (true, _) => {
+                let last = AskedQuestion::new(&text, now_ms);
+                self.begin_answer(runtime, id, last, &message)
+            }
+            (false, _) => self.begin_telling(runtime, id, &text, &mut message),
+        };
+        let (prepared, stage) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                self.undo_dropped(runtime)?;
+                let session = self.any_session_mut(id)?;
+                session.is_answering = false;
+                session.take_back(runtime, &told)?;
+                return Err(error);
+            }
+        };
+        self.any_session_mut(id)?.is_answering = true;
+        Ok(TurnInProgress {
+            stage,
+            text,
+            now_ms,
+            prepared,
+            message,
+        })
+    }
+
+    fn begin_answer(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        asked: AskedQuestion<'_>,
+        message: &Message,
+    ) -> SessionResult<(PreparedTurn, Stage)> {
+        let (answer, told) = (message.answer, message.told.clone());
+        let mut prepared = self.prepare(runtime, id, asked, answer, told)?;
+        let (sequence, options) = (prepared.sequence, &message.options);
+        let completion = Completion::new(runtime, sequence, &prepared.prompt, options)?;
+        let session = self.session_mut(runtime, id)?;
+        let rebuild = session.condensing.lend(prepared.question());
+        prepared.undo.set_rebuild(rebuild);
+        Ok((prepared, Stage::Answering(completion)))
+    }
+
+    fn begin_telling(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        message: &mut Message,
+    ) -> SessionResult<(PreparedTurn, Stage)> {
+        self.hold_for(runtime, id)?;
+        let tokens = self.layout().fact(text)?;
+        let question = Question {
+            coming: tokens.len() as u64,
+            tokens,
+            embedding: None,
+            told: message.told.clone(),
+        };
+        let (dropped, encoder) = (self.dropped(), self.encoder());
+        let session = self.session_mut(runtime, id)?;
+        let prepared =
+            PreparedTurn::new(runtime, id, session, question, encoder.is_some(), &dropped)?;
+        message.embedding = encoder.map(|encoder| embed_later(encoder, text));
+        let tokens = prepared.prompt.clone();
+        Ok((prepared, Stage::Telling { tokens, read: 0 }))
+    }
+
+    /// Makes a part that was read a turn, and begins with the next.
+    fn end_part(
+        &mut self,
+        runtime: &mut Runtime,
+        turn: TurnInProgress,
+    ) -> SessionResult<TurnInProgress> {
+        let TurnInProgress {
+            prepared,
+            mut message,
+            now_ms,
+            ..
+        } = turn;
+        let id = prepared.session;
+        // An encoder that panicked gives no embedding.
+        let embedding = message
+            .embedding
+            .take()
+            .and_then(|thread| thread.join().ok());
+        let session = self.any_session_mut(id)?;
+        let number = prepared.commit_part(runtime, session, embedding.flatten(), now_ms)?;
+        message.told.push(number);
+        self.begin_part(runtime, id, message, AskedQuestion::new("", now_ms))
+    }
+
+    /// Reads the part of a message that is being told, and begins with the next.
+    fn read_part(
+        &mut self,
+        runtime: &mut Runtime,
+        mut turn: TurnInProgress,
+    ) -> SessionResult<TurnInProgress> {
+        let tokens = turn.pending().to_vec();
+        if let Err(error) = feed(runtime, turn.sequence(), &tokens) {
+            self.abandon(runtime, turn)?;
+            return Err(error);
+        }
+        turn.read(tokens.len());
+        self.end_part(runtime, turn)
+    }
+
+    /// Ends the answer, where it is: what is left to read is its ending. After a part of a message, begins with the next.
+    /// On an error the turn is undone.
     pub fn conclude(
         &mut self,
         runtime: &mut Runtime,
@@ -427,6 +641,7 @@ impl Sessions {
     ) -> SessionResult<TurnInProgress> {
         let completion = match turn.stage {
             Stage::Answering(completion) => completion,
+            Stage::Telling { .. } => return self.end_part(runtime, turn),
             stage => return Ok(TurnInProgress { stage, ..turn }),
         };
         let generation = conclude(completion, took, tell);
@@ -505,12 +720,13 @@ impl Sessions {
             parse_special: false,
         };
         let tokens = runtime.model().tokenizer().encode(answer, plain)?;
-        let max = self.options().answer_max;
-        if tokens.is_empty() || tokens.len() > max {
-            let tokens = tokens.len();
-            return Err(SessionError::AnswerLength { tokens, max });
-        }
-        let prepared = self.prepare(runtime, id, AskedQuestion::new(text, now_ms))?;
+        let session = self.session_mut(runtime, id)?;
+        let count = tokens.len();
+        // An empty answer is none.
+        let asked = if count == 0 { usize::MAX } else { count };
+        session.limits.answer(Some(asked))?;
+        let asked = AskedQuestion::new(text, now_ms);
+        let prepared = self.prepare(runtime, id, asked, count, Vec::new())?;
         let generation = Generation {
             text: answer.to_owned(),
             tokens,
@@ -537,7 +753,9 @@ impl Sessions {
         text: &str,
         look: &mut dyn FnMut(&mut Runtime, SequenceId) -> Result<T, StepError>,
     ) -> SessionResult<(T, ContextReport)> {
-        let prepared = self.prepare(runtime, id, AskedQuestion::new(text, 0))?;
+        let answer = self.session_mut(runtime, id)?.limits.answer_usual;
+        let asked = AskedQuestion::new(text, 0);
+        let prepared = self.prepare(runtime, id, asked, answer, Vec::new())?;
         let context = prepared.context.clone();
         let sequence = prepared.sequence;
         let found = feed(runtime, sequence, &prepared.prompt)
@@ -554,8 +772,14 @@ impl Sessions {
         turn: &TurnInProgress,
     ) -> SessionResult<(usize, bool)> {
         let (sequence, ending) = (turn.sequence(), self.ending_tokens()? + 1);
-        let coming = (turn.pending().len() + self.options().answer_max + ending) as u64;
-        let bytes = promised_bytes(runtime, sequence, coming)?;
+        let coming = (turn.pending().len() + turn.message.answer + ending) as u64;
+        let mut bytes = promised_bytes(runtime, sequence, coming)?;
+        if turn.telling().is_some() {
+            // With its parts and the answer the session may fill its capacity.
+            let capacity = self.any_session(turn.session())?.limits.capacity as u64;
+            let (whole, _) = self.turn_needs(runtime, turn.session(), capacity)?;
+            bytes = bytes.max(whole);
+        }
         Ok((bytes, fits(runtime, Some(sequence), coming)?))
     }
 
@@ -564,6 +788,8 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         asked: AskedQuestion<'_>,
+        answer: usize,
+        told: Vec<u64>,
     ) -> SessionResult<PreparedTurn> {
         self.hold_for(runtime, id)?;
         let (layout, encoder) = (self.layout(), self.encoder());
@@ -579,9 +805,10 @@ impl Sessions {
         let (tokens, embedding) = (tokens?, embedding?);
         let ending = self.ending_tokens()? + 1;
         let question = Question {
-            coming: (tokens.len() + self.options().answer_max + ending) as u64,
+            coming: (tokens.len() + answer + ending) as u64,
             tokens,
             embedding,
+            told,
         };
         let dropped = self.dropped();
         let session = self.session_mut(runtime, id)?;
@@ -634,6 +861,26 @@ impl Sessions {
 /// The text that is embedded for a turn.
 fn exchange(question: &str, generation: &Generation) -> String {
     format!("{question}\n{}", generation.text)
+}
+
+/// An answer that was cancelled before it began.
+fn cancelled() -> Generation {
+    Generation {
+        text: String::new(),
+        tokens: Vec::new(),
+        finish: Finish::Cancelled,
+        prefill: Duration::ZERO,
+        decode: Duration::ZERO,
+    }
+}
+
+/// Embeds a text on a thread of its own, while its tokens are read.
+fn embed_later(encoder: Arc<dyn Embed>, text: &str) -> JoinHandle<Option<Embedding>> {
+    let text = text.to_owned();
+    std::thread::spawn(move || {
+        background::lower_priority();
+        encoder.embed(&text).ok()
+    })
 }
 
 /// Runs `other` while the encoder embeds the text on a thread of its own.

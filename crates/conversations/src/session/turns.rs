@@ -1,5 +1,8 @@
 //! A turn: a question and its answer, from the first marker of one to the last marker of the other.
 //!
+//! A message that is too long to be read whole is told in parts, each a turn with markers of its own; the last has the
+//! answer.
+//!
 //! A turn is shown, hidden, spilled, recalled and forgotten as a whole, so no marker is ever without its other half.
 //!
 //! ```text
@@ -39,6 +42,9 @@ pub struct Turn {
     pub is_pinned: bool,
     /// A state: told rather than asked, so it holds no answer.
     pub is_state: bool,
+    /// A part of a message that is too long to be read whole: the message goes on in the next turn, and the last part
+    /// has its answer.
+    pub is_part: bool,
 }
 
 impl Turn {
@@ -47,13 +53,16 @@ impl Turn {
     }
 }
 
-/// Index of the first of the latest `last` turns; states do not count.
+/// Index of the first of the latest `last` turns; states and parts of messages do not count.
 pub fn last_from<'a>(
     turns: impl DoubleEndedIterator<Item = &'a Turn> + ExactSizeIterator,
     last: usize,
 ) -> usize {
     let all = turns.len();
-    let asked = turns.enumerate().rev().filter(|(_, turn)| !turn.is_state);
+    let asked = turns
+        .enumerate()
+        .rev()
+        .filter(|(_, turn)| !turn.is_state && !turn.is_part);
     asked.take(last).last().map_or(all, |(i, _)| i)
 }
 

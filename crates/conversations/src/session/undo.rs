@@ -14,6 +14,8 @@ pub(super) struct TurnUndo {
     pub session: SessionId,
     pub backup: SequenceId,
     pub deferred: Deferred,
+    /// Parts of the message that are turns already.
+    pub told: Vec<u64>,
     /// The rebuild that is read along with the answer.
     pub rebuild: Option<RebuildReading>,
 }

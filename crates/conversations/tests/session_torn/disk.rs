@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 fn tiny(folder: &Path) -> World {
     let mut world = World::tiny(folder, 1);
-    world.options.quota_bytes = 200 << 10;
+    world.options.settings.quota_bytes = Some(200 << 10);
     world
 }
 
@@ -88,7 +88,7 @@ fn tell(world: &World, healthy: &World, exact: Option<&[Told]>) -> usize {
                 fs::copy(file.path(), elsewhere.path().join(file.file_name())).unwrap();
             }
             let mut look = World::of(&world.path, elsewhere.path().to_owned());
-            look.options.quota_bytes = world.options.quota_bytes;
+            look.options.settings.quota_bytes = world.options.settings.quota_bytes;
             let (found, refused) = Telling::resumed(&look);
             assert_eq!(
                 found.state(),
@@ -343,7 +343,7 @@ fn a_folder_that_is_read_only() {
 
 fn read_only(folder: &Path) {
     let mut world = World::of(&folder.join("tiny-1.gguf"), folder.join("sessions"));
-    world.options.quota_bytes = 200 << 10;
+    world.options.settings.quota_bytes = Some(200 << 10);
     let mut telling = Telling::resumed(&world).0;
     let mut saved = 0;
     let mut unsaved = String::new();

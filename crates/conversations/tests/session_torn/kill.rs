@@ -46,8 +46,8 @@ fn child_tells_the_script() {
         out.flush().unwrap();
     };
     let mut world = World::of(Path::new(&model), PathBuf::from(dir));
-    world.options.quota_bytes = asked(QUOTA).unwrap() as u64;
-    world.options.capacity = asked(CAPACITY).unwrap();
+    world.options.settings.quota_bytes = Some(asked(QUOTA).unwrap() as u64);
+    world.options.settings.capacity = Some(asked(CAPACITY).unwrap());
     world.options.journal_io = asked(NTH).map(|n| JournalFaults::at(n, DiskFault::Kill).io());
     let script = match asked(IS_SHORT) {
         Some(_) => SHORT,
@@ -138,7 +138,7 @@ impl Measure {
     fn tiny() -> Measure {
         let folder = quick_dir();
         let mut world = World::tiny(folder.path(), 1);
-        world.options.quota_bytes = 280 << 10;
+        world.options.settings.quota_bytes = Some(280 << 10);
         Measure::take(world, folder, SCRIPT)
     }
 
@@ -157,8 +157,19 @@ impl Measure {
             .env(MODEL, &self.world.path)
             .env(DIR, self.world.dir())
             .env(FROM, from.to_string())
-            .env(QUOTA, self.world.options.quota_bytes.to_string())
-            .env(CAPACITY, self.world.options.capacity.to_string())
+            .env(
+                QUOTA,
+                self.world
+                    .options
+                    .settings
+                    .quota_bytes
+                    .unwrap_or(256 << 20)
+                    .to_string(),
+            )
+            .env(
+                CAPACITY,
+                self.world.options.settings.capacity.unwrap().to_string(),
+            )
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
         if let Some(n) = nth {
@@ -352,8 +363,8 @@ fn killed_at_random_moments_with_a_real_model() {
     };
     let folder = quick_dir();
     let mut world = World::of(&path, folder.path().join("sessions"));
-    world.options.quota_bytes = 7 << 20;
-    world.options.capacity = 130;
+    world.options.settings.quota_bytes = Some(7 << 20);
+    world.options.settings.capacity = Some(130);
     let measure = Measure::take(world, folder, SHORT);
     let times = asked("TORN_KILLS_REAL").unwrap_or(2);
     killed_at_random(&measure, times, Duration::MAX);

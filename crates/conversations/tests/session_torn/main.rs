@@ -14,7 +14,7 @@ mod kill;
 mod script;
 
 use common::session::Words;
-use haversack_conversations::session::{SessionOptions, Sessions};
+use haversack_conversations::session::{SessionOptions, SessionSettings, Sessions};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeOptions,
 };
@@ -48,10 +48,13 @@ impl World {
             path: path.to_owned(),
             model: common::load(path, Repack::Into(common::packed_dir())),
             options: SessionOptions {
+                settings: SessionSettings {
+                    capacity: Some(300),
+                    persistent_max: Some(200),
+                    answer_max: Some(8),
+                    ..SessionSettings::default()
+                },
                 dir: Some(dir),
-                capacity: 300,
-                persistent_max: 200,
-                answer_max: 8,
                 ..SessionOptions::default()
             },
             recent: 32,

@@ -3,7 +3,7 @@
 use crate::common::Dice;
 use crate::models::{FORMS, MODELS, Make, Models, OTHER, QuickEncoder, one_in, pick};
 use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
-use haversack_conversations::session::{SessionOptions, Sessions};
+use haversack_conversations::session::{SessionOptions, SessionSettings, Sessions};
 use haversack_engine::runtime::options::Slabs;
 use haversack_engine::{Policy, Retention, Runtime};
 use haversack_testing::{ArenaFaults, DiskFault, JournalFaults};
@@ -81,11 +81,14 @@ impl SeedSettings {
             arena,
             may_fail,
             sessions: SessionOptions {
+                settings: SessionSettings {
+                    capacity: Some(pick(dice, &[128, 160])),
+                    persistent_max: Some(96),
+                    answer_max: Some(6),
+                    ..SessionSettings::default()
+                },
                 dir: Some(folder.join("sessions")),
                 prefix_dir,
-                capacity: pick(dice, &[128, 160]),
-                persistent_max: 96,
-                answer_max: 6,
                 last: 1 + dice.roll(2),
                 reread_max: 64,
                 journal_io: disk.as_ref().map(JournalFaults::io),
@@ -108,7 +111,10 @@ impl SeedSettings {
             Scenario::Completions => (128, 0),
             Scenario::Windows { anchors, window } => (anchors + window + 32, 0),
             // With facts, and the lists of four sessions.
-            Scenario::Sessions => (96 + 48 + self.sessions.capacity + 256, 4 * (20 << 10)),
+            Scenario::Sessions => (
+                96 + 48 + self.sessions.settings.capacity.unwrap() + 256,
+                4 * (20 << 10),
+            ),
         };
         let one = free.sequence_bytes(rows);
         let ledger = free.ledger();
@@ -124,8 +130,7 @@ impl SeedSettings {
                 continue;
             };
             let fits = match self.kind {
-                Scenario::Sessions => Sessions::new(&runtime, self.sessions.clone())
-                    .is_ok_and(|s| s.options().capacity == self.sessions.capacity),
+                Scenario::Sessions => Sessions::new(&runtime, self.sessions.clone()).is_ok(),
                 _ => true,
             };
             if fits {

@@ -408,6 +408,15 @@ impl Runtime {
         Some(state.map_or(0.0, |state| state.quality_debt))
     }
 
+    /// Moves blocks together and gives whole slabs and the scratch back to the device.
+    pub fn give_back(&mut self) {
+        // If there is no room even for the list of moves, blocks stay where they are.
+        if let Err(error) = self.runner.store.compact_below(100) {
+            log::warn!("slabs were not compacted: {error}");
+        }
+        self.runner.release_scratch();
+    }
+
     /// Passes a reading of the device on. A shortage may shrink the window of every sequence, from
     /// the next place on where its rows may be evicted; changes are recorded.
     pub fn observe(&mut self, reading: &Reading, now: Duration) {

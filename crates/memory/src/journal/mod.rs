@@ -399,6 +399,12 @@ impl Journal {
         read
     }
 
+    /// Another quota from now on.
+    pub fn set_quota(&mut self, quota_bytes: Option<u64>) {
+        self.options.quota_bytes = quota_bytes;
+        self.tail.set_quota(quota_bytes);
+    }
+
     /// The committed records, to be read where they lie.
     pub fn map(&self) -> Result<JournalMap, JournalError> {
         JournalMap::new(self.file.file(), self.head.length)

@@ -28,6 +28,10 @@ impl Tail {
         }
     }
 
+    pub fn set_quota(&mut self, quota_bytes: Option<u64>) {
+        self.quota_bytes = quota_bytes;
+    }
+
     /// Behind what is committed.
     pub fn of(head: &JournalHead, quota_bytes: Option<u64>) -> Tail {
         Tail {

@@ -11,7 +11,9 @@ use haversack::engine::sample::SampleOptions;
 use haversack::memory::bytes::human;
 use haversack::memory::clock::now_ms;
 use haversack::session::turns::TurnPlace;
-use haversack::session::{ContextReport, SessionOptions, Sessions};
+use haversack::session::{
+    ContextReport, LimitError, SessionError, SessionOptions, Sessions, TurnView,
+};
 use haversack::{ContextSeen, Conversation, Engine, Error};
 use haversack_hub::home::Home;
 use std::sync::Arc;
@@ -25,7 +27,8 @@ pub struct Lasting {
     in_memory: usize,
     system: String,
     sample: SampleOptions,
-    answer_max: usize,
+    /// As the user asked.
+    max_tokens: Option<usize>,
     /// The last question and its answer, and the tokens that were read for it.
     last: Option<(String, Shown, usize)>,
     show_stats: bool,
@@ -37,18 +40,20 @@ impl Lasting {
     pub fn new(loaded: LoadedModel, args: &args::ChatArgs, home: &Home) -> Result<Option<Lasting>> {
         let vocabulary = loaded.model.config().vocab;
         let sample = engine::sample_options(&args.sampling, TEMPERATURE, vocabulary)?;
-        let usual = SessionOptions::default();
-        let answer_max = args.max_tokens.unwrap_or(usual.answer_max);
         let options = SessionOptions {
             dir: Some(home.sessions()),
             prefix_dir: Some(home.sessions().join("prefixes")),
-            relevance: args.relevance.unwrap_or_default(),
-            answer_max,
+            settings: args.sessions.settings(args.max_tokens),
             limits: args.limits.folder(),
-            ..usual
+            ..SessionOptions::default()
         };
         let mut sessions = match Sessions::new(&loaded.runtime, options) {
             Ok(sessions) => sessions,
+            Err(error @ SessionError::Limit(LimitError::Setting { .. })) => {
+                let text = format!("--session-{error}");
+                let text = text.replacen("--session-answer", "--max-tokens", 1);
+                return Err(usage(text));
+            }
             // A named session must not be replaced by an unsaved chat.
             Err(error) if args.session.is_some() => return Err(named(error.into())),
             Err(_) => return Ok(None),
@@ -62,8 +67,8 @@ impl Lasting {
                 "no sentence encoder: answers see every turn in memory (get one with: haversack pull minilm)",
             ),
         }
-        let (model, options) = (loaded.name(), sessions.options());
-        let in_memory = options.persistent_max + options.capacity;
+        let (model, limits) = (loaded.name(), sessions.limits());
+        let in_memory = limits.persistent_max + limits.capacity;
         loaded.note_budget();
         let (engine, _) = loaded.start(Some(sessions), 0)?;
         let name = match &args.session {
@@ -92,7 +97,7 @@ impl Lasting {
             in_memory,
             system,
             sample,
-            answer_max,
+            max_tokens: args.max_tokens,
             last: None,
             show_stats: args.stats,
             explain: args.explain,
@@ -101,7 +106,8 @@ impl Lasting {
 
     pub fn greeting(&self) -> Result<String> {
         let turns = self.conversation.view(usize::MAX)?.turns;
-        let said = match turns.iter().filter(|view| !view.turn.is_state).count() {
+        let asked = |view: &&TurnView| !view.turn.is_state && !view.turn.is_part;
+        let said = match turns.iter().filter(asked).count() {
             0 => "new".to_owned(),
             1 => "1 turn so far".to_owned(),
             turns => format!("{turns} turns so far"),
@@ -345,6 +351,16 @@ impl Lasting {
             context.recomputed,
             context.plan
         );
+        if context.parts > 0 {
+            text += &format!(
+                "; the message did not fit and was read in {} parts",
+                context.parts
+            );
+        }
+        for change in &context.changes {
+            let (turn, capacity, reason) = (change.turn, change.capacity, &change.reason);
+            text += &format!("; capacity {capacity} from turn {turn} on, {reason}");
+        }
         if context.unjudged {
             text.push_str("; no sentence encoder, so every turn in memory is visible");
         }
@@ -358,7 +374,7 @@ impl Partner for Lasting {
         let prompt = self
             .conversation
             .say(text)
-            .max_tokens(self.answer_max)
+            .max_tokens(self.max_tokens)
             .sample(next_sample(&mut self.sample));
         let shown = partner::show(prompt).with_context(|| self.model.clone())?;
         out::text("\n")?;
@@ -368,6 +384,16 @@ impl Partner for Lasting {
         self.last = Some((text.to_owned(), shown, prompt_tokens));
         if let Some(reason) = self.context().and_then(|context| context.unsaved.as_ref()) {
             out::note(&format!("(not saved: {})", one_line(&reason.to_string())));
+        }
+        if let Some(parts) = self
+            .context()
+            .map(|context| context.parts)
+            .filter(|n| *n > 0)
+        {
+            let spilled = self.context().map_or(0, |context| context.spilled);
+            out::note(&format!(
+                "(the message did not fit as a whole: read in {parts} parts; {spilled} tokens of the conversation are on disk only)"
+            ));
         }
         if self.show_stats {
             out::note(&self.stats()?);
