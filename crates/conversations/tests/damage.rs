@@ -5,7 +5,7 @@ use crate::common;
 
 use common::{load, session::say};
 use haversack_conversations::session::export::SessionExport;
-use haversack_conversations::session::{SessionError, SessionOptions, Sessions};
+use haversack_conversations::session::{SessionError, SessionOptions, SessionSettings, Sessions};
 use haversack_engine::kv_quality::calibrate;
 use haversack_engine::{LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
 use haversack_testing::models::Spec;
@@ -320,8 +320,11 @@ fn of_sessions_and_prefixes() {
     let options = SessionOptions {
         dir: Some(folder.clone()),
         prefix_dir: Some(prefixes.clone()),
-        capacity: 300,
-        answer_max: 8,
+        settings: SessionSettings {
+            capacity: Some(300),
+            answer_max: Some(8),
+            ..SessionSettings::default()
+        },
         ..SessionOptions::default()
     };
     let start = |runtime: &Runtime| Sessions::new(runtime, options.clone()).unwrap();
