@@ -26,7 +26,6 @@ fn session(sandbox: &Sandbox) -> PathBuf {
     let mut runtime = Runtime::new(model, &options).unwrap();
     let options = SessionOptions {
         settings: SessionSettings {
-            capacity: Some(300),
             persistent_max: Some(100),
             answer_max: Some(4),
             ..SessionSettings::default()
