@@ -47,7 +47,7 @@ fn question(client: usize, n: usize) -> Value {
 /// What came of a request.
 enum Heard {
     Answer(String),
-    /// No place, and how long it took to hear so.
+    /// No place, or no memory for the body, and how long it took to hear so.
     Busy(Duration),
     /// The client left in the middle.
     Left,
@@ -70,7 +70,7 @@ fn ask(server: &Server, body: &Value, leaves: bool) -> Heard {
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     let (head, body_text) = rest.split_once("\r\n\r\n").unwrap();
-    if status.contains(" 429 ") {
+    if status.contains(" 429 ") || status.contains(" 503 ") {
         assert!(head.to_lowercase().contains("retry-after: "), "{head}");
         return Heard::Busy(took);
     }
