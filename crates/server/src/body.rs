@@ -45,20 +45,29 @@ async fn read<T: DeserializeOwned>(
     }
     let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
     let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
-    let mut reserved = reserve(heap, parsed_bytes(&bytes) + prepared_bytes(&bytes))?;
+    let mut reserved = reserve(heap, parsed_bytes(&bytes) + prepared_bytes(&bytes)).await?;
     let parsed = parse(&bytes)?;
     // Counted as a part of the heap from here on.
     reserved.shrink_to(prepared_bytes(&bytes));
     Ok(JsonBody(parsed, reserved))
 }
 
-/// Refuses a body that the budget has no room for now; the client is told to try again.
-fn reserve(heap: &Arc<HeapBudget>, bytes: usize) -> Result<HeapReservation, Fail> {
-    let no_room = |_| {
-        let message = "there is no memory for the body now";
-        Fail::status(StatusCode::SERVICE_UNAVAILABLE, message)
-    };
-    heap.reserve(bytes).map_err(no_room)
+/// Waits for the engine to make room, which it does before its next step; then refuses a body that the budget has no
+/// room for, and the client is told to try again.
+async fn reserve(heap: &Arc<HeapBudget>, bytes: usize) -> Result<HeapReservation, Fail> {
+    let until = tokio::time::Instant::now() + limits::BODY_ROOM;
+    loop {
+        match heap.reserve(bytes) {
+            Ok(reserved) => return Ok(reserved),
+            Err(_) if tokio::time::Instant::now() < until => {
+                tokio::time::sleep(limits::BODY_ROOM / 40).await;
+            }
+            Err(_) => {
+                let message = "there is no memory for the body now";
+                return Err(Fail::status(StatusCode::SERVICE_UNAVAILABLE, message));
+            }
+        }
+    }
 }
 
 /// What values of JSON take at most: a node of a map, or a place in a list that grows by doubling.
@@ -90,7 +99,7 @@ async fn whole(mut body: Body, heap: &Arc<HeapBudget>) -> Result<Vec<u8>, Fail> 
     }
     let announced = body.size_hint().upper();
     let announced = announced.map_or(max, |n| n.min(max as u64) as usize);
-    let reserved = reserve(heap, announced)?;
+    let reserved = reserve(heap, announced).await?;
     let mut bytes = Vec::with_capacity(announced);
     drop(reserved);
     loop {

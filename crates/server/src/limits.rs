@@ -13,6 +13,8 @@ pub const HEADER_TIME: Duration = Duration::from_secs(5);
 /// For the body, and between two parts of it.
 pub const BODY_TIME: Duration = Duration::from_secs(30);
 pub const BODY_PAUSE: Duration = Duration::from_secs(5);
+/// How long a body waits for room in the budget: an idle engine looks every second.
+pub const BODY_ROOM: Duration = Duration::from_secs(2);
 /// At the same time.
 pub const CONNECTIONS: usize = 256;
 /// From the request to the last token.
