@@ -164,7 +164,7 @@ pub fn runtime(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Runtime> 
     Ok(runtime)
 }
 
-/// Refuses a budget of the device that would shorten a window nobody has named.
+/// Refuses a budget of the device that would shorten a window that no flag names.
 fn check_keeps_all(runtime: &Runtime, options: &RuntimeOptions) -> Result<()> {
     let (bounds, context) = (runtime.bounds(), runtime.model().config().context);
     // Where everything is kept, the length of the text decides.
@@ -531,7 +531,7 @@ impl LoadedModel {
         self.path.display().to_string()
     }
 
-    /// [`LoadedModel::note_budget`] of a short command, whose notes are for whoever reads along.
+    /// [`LoadedModel::note_budget`] of a short command, whose notes are for a terminal.
     pub fn note_budget_on_terminal(&self) {
         if io::stderr().is_terminal() {
             self.note_budget();
@@ -594,7 +594,7 @@ impl LoadedModel {
         }
     }
 
-    /// What so many tokens need and what there is, where memory is what ends first.
+    /// What these tokens need and what there is, where memory is what ends first.
     fn missing(&self, tokens: usize) -> String {
         if self.runtime.bounds().rows_max >= self.model.config().context {
             return String::new();

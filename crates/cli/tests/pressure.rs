@@ -161,7 +161,7 @@ fn a_run_stays_in_its_group_and_the_window_follows_the_limit() {
 }
 
 /// Without `--memory` the budget is what the group has left: where everything in f16 ends at two thousand tokens, more are
-/// refused before they are read, and nobody is killed. A plan keeps half as many again, all of them rows.
+/// refused before they are read, and the process is not killed. A plan keeps half as many again, all of them rows.
 #[test]
 fn a_plan_lives_where_everything_in_f16_is_refused() {
     let Some(model) = smollm2() else {

@@ -206,7 +206,7 @@ fn heat_slows_and_changes_nothing() {
 }
 
 /// Someone reads an answer while others import histories and tell long texts: tokens keep coming. Each of these was one
-/// command of the engine's thread once, and nobody heard a token until it was done.
+/// command of the engine's thread once, and no client heard a token until it was done.
 #[test]
 fn texts_of_one_client_hold_up_no_other() {
     let Some(server) = Server::start(&["--memory", "200M"]) else {

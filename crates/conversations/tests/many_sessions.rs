@@ -642,7 +642,7 @@ fn step(scheduler: &mut Scheduler, hear: &mut dyn FnMut(RequestId, RequestEvent<
 }
 
 /// A history of 150 turns is read while another request answers: no step reads more than its portion, and each step has a
-/// token of the answer. It was one command once, and nobody else heard a token for fifteen seconds.
+/// token of the answer. It was one command once, and no other client heard a token for fifteen seconds.
 #[test]
 fn a_history_is_read_beside_an_answer() {
     let dir = tempfile::tempdir().unwrap();
@@ -844,7 +844,7 @@ fn texts_have_limits() {
     ));
 }
 
-/// Facts are told faster than a stream is condensed, turns follow each other without a pause, and somebody else is answered
+/// Facts are told faster than a stream is condensed, turns follow each other without a pause, and another request is answered
 /// meanwhile: the stream is condensed again and again, no fact is refused, and no step that decodes reads more than two
 /// tokens of it. Condensing went on by 32 tokens a turn once, until facts were refused.
 #[test]

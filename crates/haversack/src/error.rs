@@ -185,7 +185,7 @@ fn of_session(error: &SessionError) -> ErrorKind {
     }
 }
 
-/// A file that is damaged or cannot be written is nobody's request: trying another one does not help.
+/// A file that is damaged or cannot be written is no fault of the request: trying another one does not help.
 fn of_file(error: &JournalError) -> ErrorKind {
     match error {
         JournalError::Busy | JournalError::Exists => ErrorKind::Conflict,

@@ -1,7 +1,7 @@
 //! The process's heap: how much of it is taken, who may still take from it, and free pages that go back to the system.
 //!
 //! [`CountedHeap`] is the allocator of a program that keeps a budget. [`HeapBudget`] is that budget as every thread sees
-//! it: whoever is about to allocate in proportion to its input reserves first, and does not wait for the engine.
+//! it: a thread that is about to allocate in proportion to its input reserves first, and does not wait for the engine.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -114,7 +114,7 @@ mod imp {
             let line = slot.line.swap(ptr::null_mut(), Ordering::Relaxed);
             let line = ptr::slice_from_raw_parts_mut(line, slot.len.load(Ordering::Relaxed));
             // SAFETY: `new` made this box and put it into the slot, which was ours alone since. A handler reads a line
-            // only for an address inside its map, and nobody reads a map that is being dropped.
+            // only for an address inside its map, and no thread reads a map that is being dropped.
             drop(unsafe { Box::from_raw(line) });
             slot.start.store(0, Ordering::Release);
         }

@@ -34,7 +34,7 @@ pub const SHRUNK_MIN: usize = 512;
 /// Most tokens of a part of a message that is read in parts: about what a sentence encoder reads of a text.
 const PART_TOKENS: usize = 256;
 
-/// Tokens of an answer where nobody names a number, if the capacity is four times that.
+/// Tokens of an answer where no setting names a number, if the capacity is four times that.
 const ANSWER_USUAL: usize = 1024;
 
 /// Room for the tokens that end an answer.

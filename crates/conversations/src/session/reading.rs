@@ -5,7 +5,7 @@
 //! text ─► SessionTexts: limits, tokens ─► SessionRead ─► begin ─► ReadInProgress: tokens, portion by portion ─► advance
 //! ```
 //!
-//! Tokens are read by whoever steps the runtime: the scheduler beside other requests, or [`ReadInProgress::finish`] alone.
+//! Tokens are read by what steps the runtime: the scheduler beside other requests, or [`ReadInProgress::finish`] alone.
 //! A history is read in runs of as many turns as there is room for, without a border between turns; after each run the
 //! turns are saved, and the oldest leave memory for the next run.
 //!

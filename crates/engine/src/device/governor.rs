@@ -131,7 +131,7 @@ pub fn is_stalled(reading: &Reading) -> bool {
     psi.any(|psi| psi.full_avg10 >= STALL_PERCENT)
 }
 
-/// A budget that nobody named: what the device has room for.
+/// A budget that no flag named: what the device has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceBudget {
     pub bytes: usize,

@@ -1,6 +1,6 @@
 //! Options of a runtime: threads, arithmetic, how keys and values are stored, and for how long.
 //!
-//! Plain data; [`super::bounds`] computes limits from it. Only a budget that nobody named is read from the device.
+//! Plain data; [`super::bounds`] computes limits from it. Only a budget that the caller left open is read from the device.
 
 pub use haversack_cache::policy::rows::RowPolicy;
 

@@ -42,7 +42,7 @@ pub(super) struct RetentionRules {
     pub context: usize,
     pub layers: Vec<LayerShape>,
     pub zones: Zones,
-    /// Nobody named the budget.
+    /// The caller named no budget.
     pub budget_follows_device: bool,
     /// (layer): what a probe measured, if there was one.
     pub curves: Option<Vec<DamageCurves>>,

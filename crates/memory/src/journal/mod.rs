@@ -322,7 +322,7 @@ impl Journal {
         let paths = options.paths(path.as_ref())?;
         let locked = paths.open()?;
         paths.remove()?;
-        // Locked, so that nobody opens it between the two.
+        // Locked, so that no other process opens it between the two.
         let _ = paths.clear();
         drop(locked);
         paths.sync_folder()
