@@ -76,22 +76,32 @@ fn count_freed(bytes: usize) {
 // SAFETY: every call goes to the system's allocator as it came; counting allocates nothing.
 unsafe impl GlobalAlloc for CountedHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count_taken(layout.size());
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
+        let block = unsafe { System.alloc(layout) };
+        if !block.is_null() {
+            count_taken(layout.size());
+        }
+        block
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count_taken(layout.size());
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc_zeroed(layout) }
+        let block = unsafe { System.alloc_zeroed(layout) };
+        if !block.is_null() {
+            count_taken(layout.size());
+        }
+        block
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count_freed(layout.size());
-        count_taken(bytes);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, bytes) }
+        let block = unsafe { System.realloc(pointer, layout, bytes) };
+        // Where it fails, the old block stays.
+        if !block.is_null() {
+            count_freed(layout.size());
+            count_taken(bytes);
+        }
+        block
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -339,6 +349,17 @@ mod tests {
     static HEAP: CountedHeap = CountedHeap;
 
     const MIB: usize = 1 << 20;
+
+    /// A block that the system refuses is not part of the heap.
+    #[test]
+    fn what_is_refused_is_not_counted() {
+        let before = live_bytes().unwrap();
+        let mut block: Vec<u8> = Vec::with_capacity(MIB);
+        let huge = isize::MAX as usize - MIB;
+        assert!(block.try_reserve_exact(huge).is_err());
+        assert!(Vec::<u8>::new().try_reserve_exact(huge).is_err());
+        assert!(live_bytes().unwrap() < before + 256 * MIB);
+    }
 
     #[test]
     fn what_is_taken_is_counted_and_what_is_freed_is_not() {
