@@ -7,6 +7,7 @@ mod chat;
 mod common;
 mod compare;
 mod contract;
+mod fuzz;
 mod page;
 mod plan;
 mod pressure;
