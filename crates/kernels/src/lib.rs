@@ -23,6 +23,7 @@ pub mod format;
 pub mod matmul;
 pub mod ops;
 mod simd;
+mod sync;
 pub mod threads;
 
 /// Lanes of every reduction: one AVX-512 register of f32, two of AVX2, four of NEON.

@@ -23,20 +23,17 @@
 //!   wait until no thread is inside
 //! ```
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use crate::sync::thread::{self, JoinHandle, Thread};
+use crate::sync::{Arc, Instant, Mutex, MutexGuard, POLLS, Slot, spin_loop};
 use std::any::Any;
-use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::time::Duration;
 
 /// How long a worker without work spins before it parks. Longer than the serial gaps inside a
 /// token (a norm, a sampler's pass over the logits), shorter than anything a battery notices.
 const SPIN: Duration = Duration::from_micros(60);
-
-/// Polls between two looks at the clock while spinning.
-const POLLS: u32 = 32;
 
 /// Polls of a caller waiting for the last unit before it starts to yield its core: with more
 /// threads than cores the thread it waits for may need it.
@@ -63,7 +60,7 @@ struct Shared {
     units: AtomicUsize,
     /// Written by the caller while no thread is inside and the state is closed, read by threads
     /// inside.
-    body: UnsafeCell<Option<*const Body>>,
+    body: Slot<Option<*const Body>>,
     quit: AtomicBool,
     panic: Mutex<Option<Panic>>,
     parked: Box<[CachePadded<AtomicBool>]>,
@@ -96,7 +93,7 @@ impl ThreadPool {
             state: CachePadded(AtomicU64::new(0)),
             next: CachePadded(AtomicUsize::new(0)),
             units: AtomicUsize::new(0),
-            body: UnsafeCell::new(None),
+            body: Slot::new(None),
             quit: AtomicBool::new(false),
             panic: Mutex::new(None),
             parked: (0..wanted)
@@ -109,7 +106,7 @@ impl ThreadPool {
         let mut workers = Vec::with_capacity(wanted);
         for index in 0..wanted {
             let mine = Arc::clone(&shared);
-            let started = std::thread::Builder::new()
+            let started = thread::Builder::new()
                 .name(format!("haversack-{}", index + 1))
                 .spawn(move || work(&mine, index));
             match started {
@@ -199,7 +196,7 @@ impl ThreadPool {
             std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), *const Body>(f)
         };
         // SAFETY: `busy` is ours and the state is closed with no thread inside, so no thread reads it.
-        unsafe { *shared.body.get() = Some(body) };
+        unsafe { shared.body.set(Some(body)) };
         shared.units.store(units, Ordering::Relaxed);
         shared.next.0.store(0, Ordering::Relaxed);
         let generation = (shared.state.0.load(Ordering::Relaxed) >> GENERATION).wrapping_add(1);
@@ -223,9 +220,9 @@ impl ThreadPool {
         while state & INSIDE != 0 {
             polls += 1;
             if polls < POLLS_BEFORE_YIELD {
-                std::hint::spin_loop();
+                spin_loop();
             } else {
-                std::thread::yield_now();
+                thread::yield_now();
             }
             state = shared.state.0.load(Ordering::Acquire);
         }
@@ -289,7 +286,7 @@ fn work(shared: &Shared, index: usize) {
         // SAFETY: this thread is inside, so the caller's write happened before and the next one
         // waits; the closure outlives the region, which lasts until this thread has left.
         unsafe {
-            if let Some(body) = *shared.body.get() {
+            if let Some(body) = shared.body.get() {
                 claim(shared, index + 1, &*body);
             }
         }
@@ -307,7 +304,7 @@ fn await_region(shared: &Shared, index: usize, seen: u64) -> u64 {
                 if state & OPEN != 0 && state >> GENERATION != seen {
                     return state;
                 }
-                std::hint::spin_loop();
+                spin_loop();
             }
             if shared.quit.load(Ordering::Acquire) {
                 return 0;
@@ -322,7 +319,7 @@ fn await_region(shared: &Shared, index: usize, seen: u64) -> u64 {
         let state = shared.state.0.load(Ordering::Relaxed);
         let open = state & OPEN != 0 && state >> GENERATION != seen;
         if !open && !shared.quit.load(Ordering::SeqCst) {
-            std::thread::park();
+            thread::park();
         }
         parked.store(false, Ordering::Relaxed);
     }

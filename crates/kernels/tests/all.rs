@@ -6,4 +6,10 @@ mod kv_error_feedback;
 mod matmul;
 mod matmul_formats;
 mod ops;
+// Loom's threads are stacks of its own, which an emulator need not know.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod schedules;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[path = "schedules/sync.rs"]
+mod sync;
 mod threads;
