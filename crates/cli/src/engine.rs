@@ -387,9 +387,12 @@ fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
 }
 
 pub fn threads(compute: &ComputeArgs) -> usize {
-    compute
-        .threads
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |count| count.get()))
+    compute.threads.unwrap_or_else(threads_of_machine)
+}
+
+/// One for each core.
+pub fn threads_of_machine() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get())
 }
 
 /// Where packed weights are kept, and what removes a half-written copy if Ctrl-C ends the load.
@@ -404,7 +407,7 @@ fn repack(compute: &ComputeArgs) -> (Repack, Option<Endings>) {
 }
 
 /// Of files that the library is still writing.
-fn temporary_ending() -> String {
+pub fn temporary_ending() -> String {
     format!(".{}.tmp", std::process::id())
 }
 

@@ -63,6 +63,8 @@ fn run(cli: &Cli) -> Result<()> {
     let json = cli.global.json;
     match &cli.command {
         Command::Pull(args) => commands::pull::pull(args, json),
+        Command::Pack(args) => commands::pack::pack(args, json),
+        Command::Unpack(args) => commands::pack::unpack(args, json),
         Command::Inspect(args) => commands::inspect::inspect(args, json),
         Command::Tokenize(args) => commands::tokenize::tokenize(args, json),
         Command::Detokenize(args) => commands::tokenize::detokenize(args, json),

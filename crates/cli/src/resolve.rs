@@ -16,12 +16,16 @@ pub fn model(argument: Option<&str>) -> Result<PathBuf> {
     let home = Home::find()?;
     let main = model.files.first();
     let main = main.with_context(|| format!("{} has no files", model.name))?;
-    let path = home.models().join(&main.name);
+    let (path, packed) = (home.fetched(main), home.fetched_packed(main));
     // The hash was checked when the file got its name; here its size is enough.
     let found = path.metadata();
-    if !found.is_ok_and(|found| found.is_file() && found.len() == main.bytes) {
-        fetch::model(&home, model, &progress::fetch_options())?;
+    if found.is_ok_and(|found| found.is_file() && found.len() == main.bytes) {
+        return Ok(path);
     }
+    if packed.is_file() {
+        return Ok(packed);
+    }
+    fetch::model(&home, model, &progress::fetch_options())?;
     Ok(path)
 }
 

@@ -8,6 +8,7 @@ mod common;
 mod compare;
 mod contract;
 mod fuzz;
+mod packed_model;
 mod page;
 mod plan;
 mod pressure;

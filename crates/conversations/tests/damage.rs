@@ -7,6 +7,7 @@ use common::{load, session::say};
 use haversack_conversations::session::export::SessionExport;
 use haversack_conversations::session::{SessionError, SessionOptions, SessionSettings, Sessions};
 use haversack_engine::kv_quality::calibrate;
+use haversack_engine::model::packing::Packing;
 use haversack_engine::{LoadOptions, Model, Repack, Retention, Runtime, RuntimeOptions};
 use haversack_testing::models::Spec;
 use std::cell::RefCell;
@@ -260,6 +261,113 @@ fn of_packed_copies() {
             "{error}"
         );
     }
+}
+
+/// A packed model of a GGUF file, beside it.
+fn pack(path: &Path) -> PathBuf {
+    let packed = path.with_extension("packed");
+    let packing = Packing::open(path, None, 2).unwrap();
+    let mut file = fs::File::create(&packed).unwrap();
+    packing.write(&mut file, [7; 32], &mut |_, _| ()).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), packing.file_bytes());
+    packed
+}
+
+/// A packed model is refused by name after any damage, and runs again once it is whole.
+#[test]
+fn of_packed_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, known) = (dir.path().join("model.gguf"), dir.path().join("packed"));
+    // Fused matrices, and an embedding that stays as it is.
+    Spec::named("phi3").unwrap().write_file(&path).unwrap();
+    let path = pack(&path);
+    let whole = fs::read(&path).unwrap();
+    let load = |options: &LoadOptions| Model::load(&path, options, &mut |_, _| ()).map(|_| ());
+    load(&options(&known)).unwrap();
+    let mut chance = Chance(8);
+    for _ in 0..damages() {
+        let (what, bytes) = damaged(&whole, &mut chance, true);
+        overwrite(&path, &bytes);
+        for options in [options(&known), LoadOptions::default()] {
+            let error = load(&options).expect_err(&what).to_string();
+            assert!(error.contains("model.packed"), "{what}: {error}");
+        }
+        let error = Model::verify_content(&path, &known, 2, false).expect_err(&what);
+        assert!(
+            error.to_string().contains("model.packed"),
+            "{what}: {error}"
+        );
+        overwrite(&path, &whole);
+        load(&options(&known)).unwrap_or_else(|error| panic!("restored from {what}: {error}"));
+    }
+}
+
+/// Tables and heads that say anything, with checksums that match it: refused or read, never a panic, and never run as
+/// another layout than ours.
+#[test]
+fn of_forged_packed_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    Spec::named("llama-llama3")
+        .unwrap()
+        .write_file(&path)
+        .unwrap();
+    let path = pack(&path);
+    let whole = fs::read(&path).unwrap();
+    let regions = u32::from_le_bytes(whole[12..16].try_into().unwrap()) as usize;
+    let table_at = whole.len() - 48 * regions;
+    let sign = |bytes: &mut [u8]| {
+        let table = *blake3::hash(&bytes[table_at..]).as_bytes();
+        bytes[128..160].copy_from_slice(&table);
+        let head = *blake3::hash(&bytes[..160]).as_bytes();
+        bytes[160..192].copy_from_slice(&head);
+    };
+    let open = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        Model::load(&path, &LoadOptions::default(), &mut |_, _| ()).map(|_| ())
+    };
+    let mut again = whole.clone();
+    sign(&mut again);
+    assert!(again == whole, "signed as it is");
+    let mut chance = Chance(9);
+    let values = [0, 1, 2, 15, 16, 17, 64, 4096, u32::MAX - 1, u32::MAX];
+    for _ in 0..20 * damages() {
+        let mut bytes = whole.clone();
+        let entry = table_at + 48 * chance.below(regions);
+        // Counts and sizes of the head, or tensor, rows and bytes of a region.
+        let at = match chance.below(4) {
+            0 => 12 + 4 * chance.below(5),
+            _ => entry + 4 * chance.below(4),
+        };
+        let value = match chance.below(2) {
+            0 => values[chance.below(values.len())],
+            _ => chance.next() as u32 % 64,
+        };
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        if bytes == whole {
+            continue;
+        }
+        sign(&mut bytes);
+        let error = open(&bytes).expect_err("a forged table").to_string();
+        assert!(error.contains("model.packed"), "{at} {value}: {error}");
+    }
+    // Two matrices of one shape that changed places in the table.
+    let mut bytes = whole.clone();
+    let entry = |i: usize| table_at + 48 * i..table_at + 48 * i + 48;
+    let entries: Vec<Vec<u8>> = (0..regions).map(|i| whole[entry(i)].to_vec()).collect();
+    let same = |a: &[u8], b: &[u8]| a[4..16] == b[4..16] && a[..4] != b[..4];
+    let pairs = (0..regions).flat_map(|a| (0..a).map(move |b| (a, b)));
+    let (a, b) = pairs
+        .into_iter()
+        .find(|&(a, b)| same(&entries[a], &entries[b]))
+        .unwrap();
+    for (to, from) in [(a, b), (b, a)] {
+        bytes[entry(to)][..4].copy_from_slice(&entries[from][..4]);
+    }
+    sign(&mut bytes);
+    let error = open(&bytes).unwrap_err().to_string();
+    assert!(error.contains("matrices"), "{error}");
+    open(&whole).unwrap();
 }
 
 fn load_key(path: &Path) -> String {

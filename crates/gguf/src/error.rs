@@ -73,6 +73,10 @@ pub enum Problem {
     #[error("split file: {0}")]
     Split(String),
 
+    /// Of a packed model, which has checksums.
+    #[error("it is damaged: {0}")]
+    Damaged(String),
+
     #[error("no memory for {field} ({count} entries)")]
     Memory { field: &'static str, count: u64 },
 }

@@ -8,6 +8,9 @@
 //! What it is not: it knows no architecture. Which keys a model needs, and which shapes its tensors
 //! must have, is asked by others through typed getters whose errors name the key.
 //!
+//! A packed model ([`packed`]) opens like the GGUF file it was made of, except that [`Gguf::bytes`] has nothing for tensors
+//! that are packed.
+//!
 //! Invariants, for every value this module hands out, whatever the file says:
 //!
 //! - a tensor's bytes lie inside its file, aligned as the file promises, as many as its shape and
@@ -20,16 +23,20 @@
 pub mod error;
 mod extent;
 mod ggml;
+pub mod packed;
 mod parse;
 mod split;
 pub mod value;
 pub mod write;
 
 pub use error::{GgufError, Problem, shown};
+pub use packed::{OriginalFile, OriginalPiece, PackedModel};
 pub use parse::Tensor;
 pub use value::{Array, Value, ValueType};
 pub use write::{GgufWriter, Meta};
 
+use extent::Extent;
+use haversack_kernels::threads::ThreadPool;
 use haversack_memory::{FileMap, MapAdvice};
 use parse::Parsed;
 use std::path::{Path, PathBuf};
@@ -47,21 +54,63 @@ struct Part {
     path: PathBuf,
     map: FileMap,
     table: Parsed,
+    /// Where the pieces of a packed model are.
+    packed: Option<PackedModel>,
 }
 
 impl Part {
     fn open(path: &Path) -> Result<Part, GgufError> {
         let map = FileMap::open(path).map_err(|e| Problem::Open(e).of(path))?;
-        let table = Parsed::read(map.as_slice()).map_err(|p| p.of(path))?;
+        let bytes = map.as_slice();
+        let read = || {
+            if !bytes.starts_with(packed::MAGIC) {
+                return Ok((Parsed::read(bytes, bytes.len() as u64)?, None));
+            }
+            let mut packed = PackedModel::read(bytes)?;
+            let table = Parsed::read(packed.metadata(bytes), packed.original.bytes)?;
+            packed.place(&table.tensors)?;
+            Ok((table, Some(packed)))
+        };
+        let (table, packed) = read().map_err(|p: Problem| p.of(path))?;
         Ok(Part {
             path: path.to_path_buf(),
             map,
             table,
+            packed,
         })
     }
 
-    fn value(&self, key: &str) -> Option<Value<'_>> {
+    /// The bytes that the table is of.
+    fn table_bytes(&self) -> &[u8] {
         let bytes = self.map.as_slice();
+        let packed = self.packed.as_ref();
+        packed.map_or(bytes, |packed| packed.metadata(bytes))
+    }
+
+    /// These bytes of the GGUF file; `None` where some of them were packed.
+    fn stored(&self, extent: Extent) -> Option<&[u8]> {
+        let bytes = self.map.as_slice();
+        match &self.packed {
+            Some(packed) => packed.stored(bytes, extent),
+            None => extent.slice(bytes),
+        }
+    }
+
+    /// Bytes of the GGUF file.
+    fn file_bytes(&self) -> u64 {
+        let packed = self.packed.as_ref();
+        packed.map_or(self.map.len() as u64, |packed| packed.original.bytes)
+    }
+
+    /// What stands before its first tensor.
+    fn header(&self) -> Extent {
+        let starts = self.table.tensors.iter().map(|t| t.extent.start());
+        let end = starts.min().unwrap_or_else(|| self.file_bytes());
+        Extent::new(0, end).unwrap_or_default()
+    }
+
+    fn value(&self, key: &str) -> Option<Value<'_>> {
+        let bytes = self.table_bytes();
         let entry = self.table.find(bytes, key.as_bytes())?;
         Some(entry.value(&self.path, bytes))
     }
@@ -151,14 +200,11 @@ impl Gguf {
 
     /// Each part's table: what stands before its first tensor.
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
-        self.parts.iter().map(|p| {
-            let bytes = p.map.as_slice();
-            let starts = p.table.tensors.iter().map(|t| t.extent.start() as usize);
-            &bytes[..starts.min().unwrap_or(bytes.len()).min(bytes.len())]
-        })
+        let headers = self.parts.iter().map(|part| part.stored(part.header()));
+        headers.map(Option::unwrap_or_default)
     }
 
-    /// Of all parts together.
+    /// Of all parts together, as they are on the disk.
     pub fn file_bytes(&self) -> u64 {
         self.maps().map(|m| m.len() as u64).sum()
     }
@@ -170,7 +216,7 @@ impl Gguf {
     /// All metadata in file order.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
         let part = &self.parts[0];
-        let bytes = part.map.as_slice();
+        let bytes = part.table_bytes();
         part.table.entries.iter().map(move |e| {
             // Keys were checked to be UTF-8.
             let key = std::str::from_utf8(e.key(bytes)).unwrap_or_default();
@@ -256,12 +302,87 @@ impl Gguf {
         }
     }
 
-    /// The weights of a tensor of *this* set, as they lie in the file.
+    /// The weights of a tensor of *this* set, as they lie in the file; nothing where they are packed.
     pub fn bytes(&self, tensor: &Tensor) -> &[u8] {
         self.parts
             .get(tensor.part as usize)
-            .and_then(|p| tensor.extent.slice(p.map.as_slice()))
+            .and_then(|part| part.stored(tensor.extent))
             .unwrap_or_default()
+    }
+
+    /// What a packed model says of itself; `None` of a GGUF file.
+    pub fn packed(&self) -> Option<&PackedModel> {
+        self.parts[0].packed.as_ref()
+    }
+
+    /// Reads every byte of a packed model and compares it with its checksums. A GGUF file has none.
+    pub fn check_packed(&self, pool: &ThreadPool) -> Result<(), GgufError> {
+        let part = &self.parts[0];
+        let checked = part
+            .packed
+            .as_ref()
+            .map(|packed| packed.check(part.map.as_slice(), &part.table.tensors, pool));
+        checked.unwrap_or(Ok(())).map_err(|p| part.error(p))
+    }
+
+    /// The first file as it was before it was packed, if these of its tensors are: pieces in their order, first what stands
+    /// before all tensors.
+    pub fn pieces(&self, is_packed: &dyn Fn(usize) -> bool) -> Vec<OriginalPiece<'_>> {
+        let part = &self.parts[0];
+        let tensors = part.table.tensors.iter().enumerate();
+        let mut packed: Vec<(usize, Extent)> = tensors
+            .filter(|(i, _)| is_packed(*i))
+            .map(|(i, tensor)| (i, tensor.extent))
+            .collect();
+        packed.sort_by_key(|(_, extent)| extent.start());
+        let header = part.header();
+        let mut pieces = vec![OriginalPiece::Bytes(
+            part.stored(header).unwrap_or_default(),
+        )];
+        let mut at = header.end();
+        let mut bytes_to = |end: u64, next: u64, pieces: &mut Vec<_>| {
+            let between = Extent::new(at, end.saturating_sub(at));
+            let between = between.and_then(|between| part.stored(between));
+            pieces.extend(between.filter(|b| !b.is_empty()).map(OriginalPiece::Bytes));
+            at = next;
+        };
+        for (tensor, extent) in packed {
+            bytes_to(extent.start(), extent.end(), &mut pieces);
+            pieces.push(OriginalPiece::Tensor(tensor));
+        }
+        bytes_to(part.file_bytes(), part.file_bytes(), &mut pieces);
+        pieces
+    }
+
+    /// The rows of a tensor as the GGUF file has them, several whole rows at a time.
+    pub fn read_rows<E>(
+        &self,
+        index: usize,
+        pool: &ThreadPool,
+        sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (part, tensor) = (&self.parts[0], &self.tensors[index]);
+        match part.packed.as_ref().filter(|packed| packed.holds(index)) {
+            Some(packed) => packed.read_rows(part.map.as_slice(), (index, tensor), pool, sink),
+            None => sink(self.bytes(tensor)),
+        }
+    }
+
+    /// The bytes of the GGUF file that a packed model was made of, from the first to the last.
+    pub fn read_original<E>(
+        &self,
+        pool: &ThreadPool,
+        sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let packed = self.packed();
+        let pieces = self.pieces(&|tensor| packed.is_some_and(|packed| packed.holds(tensor)));
+        for piece in pieces {
+            match piece {
+                OriginalPiece::Bytes(bytes) => sink(bytes)?,
+                OriginalPiece::Tensor(tensor) => self.read_rows(tensor, pool, sink)?,
+            }
+        }
+        Ok(())
     }
 }
 

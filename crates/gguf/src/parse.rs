@@ -109,7 +109,9 @@ impl Tensor {
 }
 
 impl Parsed {
-    pub fn read(bytes: &[u8]) -> Result<Parsed, Problem> {
+    /// Reads the table from the beginning of a file of `file_bytes`, of which `bytes` has at least what stands before its
+    /// first tensor.
+    pub fn read(bytes: &[u8], file_bytes: u64) -> Result<Parsed, Problem> {
         let mut at = Cursor::new(bytes);
         let version = header(&mut at, bytes)?;
         let tensor_count = at.u64(format_args!("tensor_count"))?;
@@ -144,7 +146,7 @@ impl Parsed {
         }
         sorted_names(&tensors)?;
 
-        let whole = Extent::of(bytes);
+        let whole = Extent::new(0, file_bytes).unwrap_or_default();
         let data = whole.tail(extent::round_up(at.at, align).unwrap_or(whole.len()));
         for (tensor, &offset) in tensors.iter_mut().zip(&offsets) {
             let len = tensor.extent.len();

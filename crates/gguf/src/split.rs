@@ -14,7 +14,8 @@ const PARTS_MAX: u32 = 1000;
 /// `first` alone, or the whole set that it is a part of, in order.
 pub(super) fn complete(opened: Part) -> Result<Vec<Part>, GgufError> {
     let count = header(&opened, "split.count")?.unwrap_or(0);
-    if count < 2 {
+    // A set is not packed.
+    if count < 2 || opened.packed.is_some() {
         return Ok(vec![opened]);
     }
     if count > PARTS_MAX {
@@ -41,6 +42,10 @@ pub(super) fn complete(opened: Part) -> Result<Vec<Part>, GgufError> {
             Some(part) => part,
             None => Part::open(&sibling(&stem, i, count))?,
         };
+        if part.packed.is_some() {
+            let what = "it is a packed model, not a part of a set".into();
+            return Err(part.error(Problem::Split(what)));
+        }
         parts.push(part);
     }
     agree(&parts, count)?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! $HAVERSACK_HOME
-//!   models/           fetched models under their final names, and `.part` files to resume
+//!   models/           fetched models under their final names, packed or not, and `.part` files to resume
 //!   packed/           weights repacked for this CPU, keyed by fingerprint
 //!   cache/            what was measured of a model, keyed by fingerprint
 //!   sessions/         conversations, one file each
@@ -10,6 +10,7 @@
 //!   chat-history      lines typed into `chat`
 //! ```
 
+use crate::catalogue::CatalogueFile;
 use crate::error::{Doing, HubError};
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -41,6 +42,16 @@ impl Home {
 
     pub fn models(&self) -> PathBuf {
         self.0.join("models")
+    }
+
+    /// Where a fetched file is.
+    pub fn fetched(&self, file: &CatalogueFile) -> PathBuf {
+        self.models().join(&file.name)
+    }
+
+    /// Where a fetched model is once it was packed into one file.
+    pub fn fetched_packed(&self, file: &CatalogueFile) -> PathBuf {
+        self.fetched(file).with_extension("packed")
     }
 
     /// Where the sentence encoder is, once it was fetched.

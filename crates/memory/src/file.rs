@@ -73,6 +73,11 @@ impl UnfinishedFile {
         &mut self.file
     }
 
+    /// Its temporary name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Makes it durable under its own name; a file of that name is replaced.
     pub fn place(mut self, target: &Path) -> io::Result<()> {
         self.file.sync_all()?;
@@ -96,11 +101,30 @@ impl Drop for UnfinishedFile {
 
 /// Removes what killed processes left of their [`UnfinishedFile`]s. Those that are being written stay.
 pub fn remove_unfinished(folder: &Path) {
+    remove_left(folder, |name| name.ends_with(UNFINISHED));
+}
+
+/// The same for one target, in a folder that may hold temporary files of other programs.
+pub fn remove_unfinished_of(target: &Path) {
+    let stem = target.file_stem().unwrap_or_default().to_string_lossy();
+    let is_of_target = |name: &str| {
+        let number = name.strip_prefix(&*stem).and_then(|name| {
+            let name = name.strip_prefix('.')?;
+            name.strip_suffix(UNFINISHED)
+        });
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let folder = target
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    remove_left(folder.unwrap_or(Path::new(".")), is_of_target);
+}
+
+fn remove_left(folder: &Path, is_temporary: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        let name = entry.file_name();
-        if !is_file || !name.as_encoded_bytes().ends_with(UNFINISHED.as_bytes()) {
+        if !is_file || !is_temporary(&entry.file_name().to_string_lossy()) {
             continue;
         }
         let left = fs::OpenOptions::new().write(true).open(&path);
@@ -502,6 +526,31 @@ mod tests {
         map.advise(0..10, MapAdvice::WillNeed).unwrap();
         map.lock().unwrap();
         assert_eq!(map.resident_bytes(), Some(0));
+    }
+
+    /// Next to a model of the user only what our own killed processes left is removed.
+    #[test]
+    fn of_one_target_only_its_own_unfinished_files_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("a.b.packed");
+        let names = [
+            "a.b.12.tmp",
+            "a.b.tmp",
+            "a.b.1x.tmp",
+            "a.12.tmp",
+            "a.b.12.tmpx",
+        ];
+        for name in names {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        let written = UnfinishedFile::create(&target).unwrap();
+        remove_unfinished_of(&target);
+        assert!(written.path().exists(), "it is being written");
+        drop(written);
+        let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
+        left.sort_by_key(|entry| entry.file_name());
+        let left: Vec<_> = left.iter().map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["a.12.tmp", "a.b.12.tmpx", "a.b.1x.tmp", "a.b.tmp"]);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use values::{
     name = "haversack",
     version,
     about = "Run language models from GGUF files inside a byte budget.",
-    after_help = "MODEL is the path of a GGUF file or a catalogue name (see pull --list). Without it the default model is used; it is downloaded on first use.",
+    after_help = "MODEL is the path of a GGUF file or packed model, or a catalogue name (see pull --list). Without it the default model is used; it is downloaded on first use.",
     disable_help_subcommand = true
 )]
 pub struct Cli {
@@ -73,6 +73,10 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Convert token ids to text
     Detokenize(DetokenizeArgs),
+    /// Keep a model as one packed file instead of a GGUF file and its packed copy
+    Pack(PackArgs),
+    /// Write a packed model back as the GGUF file it was made of, bit for bit
+    Unpack(PackArgs),
     /// Show what a model or session file contains
     Inspect(InspectArgs),
     /// Check model and session files for damage
@@ -209,6 +213,24 @@ pub struct PullArgs {
     /// List the catalogue instead of downloading
     #[arg(long, conflicts_with = "name")]
     pub list: bool,
+
+    /// Keep the model as one packed file instead of a GGUF file and its packed copy
+    #[arg(long, conflicts_with = "list")]
+    pub packed: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PackArgs {
+    /// Path of a model file, or a catalogue name
+    pub model: String,
+
+    /// File to write [default: beside the model, as .packed or .gguf]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Keep the file that was converted; without it, it is removed once the other one was compared with it
+    #[arg(long)]
+    pub keep: bool,
 }
 
 #[derive(Debug, Args)]

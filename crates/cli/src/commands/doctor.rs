@@ -96,7 +96,7 @@ fn storage() -> Json {
     let existing = home.path().ancestors().find(|path| path.exists());
     let models = catalogue().models.iter().filter(|model| {
         let mut files = model.files.iter();
-        files.all(|file| home.models().join(&file.name).exists())
+        files.all(|file| home.fetched(file).exists() || home.fetched_packed(file).exists())
     });
     json!({
         "home": home.path(),

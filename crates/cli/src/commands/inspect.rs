@@ -1,6 +1,7 @@
 //! `inspect`: what is in a model file, from its table alone, and in a session's file. No weight is read.
 
 use crate::args;
+use crate::commands::pack::hex;
 use crate::commands::session_file;
 use crate::error::one_line;
 use crate::{out, resolve};
@@ -90,7 +91,7 @@ impl Summary {
                 "bytes": tensor.byte_len(),
             })
         });
-        json!({
+        let mut document = json!({
             "path": gguf.path(),
             "parts": gguf.part_paths().collect::<Vec<_>>(),
             "format": "gguf",
@@ -105,7 +106,13 @@ impl Summary {
             "types": types,
             "metadata": metadata.collect::<Json>(),
             "tensors": tensors,
-        })
+        });
+        if let Some(packed) = gguf.packed() {
+            let sha256 = hex(&packed.original.sha256);
+            document["format"] = json!("packed");
+            document["original"] = json!({ "sha256": sha256, "bytes": packed.original.bytes });
+        }
+        document
     }
 
     fn print(&self, gguf: &Gguf, every_tensor: bool) -> Result<()> {
@@ -117,7 +124,13 @@ impl Summary {
         row("file", gguf.path().display().to_string());
         let (version, files) = (gguf.version(), gguf.parts());
         let size = human(gguf.file_bytes());
-        row("format", format!("GGUF {version}, {files} file(s), {size}"));
+        let packed = gguf.packed().map_or(String::new(), |packed| {
+            format!(", packed from {}", human(packed.original.bytes))
+        });
+        row(
+            "format",
+            format!("GGUF {version}, {files} file(s), {size}{packed}"),
+        );
         row("architecture", shown(&self.architecture));
         row("name", shown(&self.name));
         let context = self.context.map(|context| context.to_string());

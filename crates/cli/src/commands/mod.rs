@@ -6,6 +6,7 @@ pub mod chat;
 pub mod compare;
 pub mod doctor;
 pub mod inspect;
+pub mod pack;
 pub mod perplexity;
 pub mod plan;
 pub mod pull;

@@ -4,17 +4,20 @@
 //! give back, and every weight is unpacked, which finds numbers that are none. A file named like one
 //! of the catalogue must also have its sha256. Last it is loaded, as `run` would.
 //!
-//! Of a model that was used before, every byte is compared with what it was then, and its packed copy is verified.
+//! Of a model that was used before, every byte is compared with what it was then, and its packed copy is verified. A packed
+//! model is compared with its checksums and converted back: what comes out has the sha256 of its GGUF file.
 //!
 //! A session's file is verified as resuming it would; see [`super::session_file`].
 
 use crate::args;
-use crate::commands::session_file;
+use crate::commands::{pack, session_file};
+use crate::engine::threads_of_machine;
 use crate::{out, resolve};
 use anyhow::{Context, Result, anyhow, bail};
 use haversack::engine::{LoadOptions, Model};
-use haversack::gguf::{Gguf, Tensor, shown};
+use haversack::gguf::{Gguf, shown};
 use haversack::kernels::format::gguf::unpack_row;
+use haversack::kernels::threads::ThreadPool;
 use haversack::memory::MapAdvice;
 use haversack::memory::bytes::human;
 use haversack_hub::catalogue::catalogue;
@@ -68,29 +71,41 @@ struct Good {
     bytes: u64,
     catalogue: bool,
     packed: Option<PathBuf>,
+    /// sha256 and bytes of the GGUF file of a packed model.
+    original: Option<(String, u64)>,
 }
 
 fn one(path: &Path, accept: bool) -> Result<Good> {
     let gguf = Gguf::open(path)?;
     gguf.advise(MapAdvice::Sequential);
+    let original = match gguf.packed() {
+        Some(packed) => Some((pack::original_sha256(&gguf)?, packed.original.bytes)),
+        None => None,
+    };
     let mut parts = Vec::new();
     let mut known = false;
     for part in gguf.part_paths() {
         let found = sha256_file(part)?;
-        if let Some(file) = catalogue().file_named(part) {
+        let (name, of_gguf) = match &original {
+            Some((sha256, _)) => (part.with_extension("gguf"), sha256),
+            None => (part.to_path_buf(), &found),
+        };
+        if let Some(file) = catalogue().file_named(&name) {
             known = true;
-            if file.sha256 != found {
+            if file.sha256 != *of_gguf {
                 let (part, sha256) = (part.display(), &file.sha256);
-                bail!("{part}: sha256 is {found}, the catalogue has {sha256}");
+                bail!("{part}: sha256 is {of_gguf}, the catalogue has {sha256}");
             }
         }
         parts.push((part.to_path_buf(), found));
     }
-    for tensor in gguf.tensors() {
-        check_finite(&gguf, tensor)?;
+    let threads = threads_of_machine();
+    let pool = ThreadPool::new(threads);
+    for tensor in 0..gguf.tensors().len() {
+        check_finite(&gguf, tensor, &pool)?;
     }
+    drop(pool);
     Model::load(path, &LoadOptions::default(), &mut |_, _| ())?;
-    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     let packed = match Home::find() {
         Ok(home) => Model::verify_content(path, &home.packed(), threads, accept)?,
         Err(_) => None,
@@ -101,10 +116,12 @@ fn one(path: &Path, accept: bool) -> Result<Good> {
         bytes: gguf.file_bytes(),
         catalogue: known,
         packed,
+        original,
     })
 }
 
-fn check_finite(gguf: &Gguf, tensor: &Tensor) -> Result<()> {
+fn check_finite(gguf: &Gguf, index: usize, pool: &ThreadPool) -> Result<()> {
+    let tensor = &gguf.tensors()[index];
     let row_bytes = tensor.ty.row_bytes(tensor.cols());
     let Some(row_bytes) = row_bytes.filter(|bytes| *bytes > 0) else {
         return Ok(());
@@ -114,15 +131,19 @@ fn check_finite(gguf: &Gguf, tensor: &Tensor) -> Result<()> {
     let reserved = row.try_reserve_exact(tensor.cols());
     reserved.with_context(|| format!("{path}: tensor {name}"))?;
     row.resize(tensor.cols(), 0.0);
-    for (index, bytes) in gguf.bytes(tensor).chunks_exact(row_bytes).enumerate() {
-        unpack_row(tensor.ty, bytes, &mut row);
-        if let Some(column) = row.iter().position(|weight| !weight.is_finite()) {
-            bail!(
-                "{path}: tensor {name}: the weight in row {index}, column {column} is not a finite number"
-            );
+    let mut index_of_row = 0;
+    gguf.read_rows(index, pool, &mut |rows| {
+        for bytes in rows.chunks_exact(row_bytes) {
+            unpack_row(tensor.ty, bytes, &mut row);
+            if let Some(column) = row.iter().position(|weight| !weight.is_finite()) {
+                bail!(
+                    "{path}: tensor {name}: the weight in row {index_of_row}, column {column} is not a finite number"
+                );
+            }
+            index_of_row += 1;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 impl Good {
@@ -132,16 +153,17 @@ impl Good {
             false => "",
         };
         let (path, tensors, size) = (path.display(), self.tensors, human(self.bytes));
-        let packed = match &self.packed {
-            Some(_) => ", packed copy good",
-            None => "",
+        let packed = match (&self.packed, &self.original) {
+            (Some(_), _) => ", packed copy good",
+            (None, Some(_)) => ", converts back to its GGUF file",
+            (None, None) => "",
         };
         format!("{path}: good, {tensors} tensors, {size}{claim}{packed}")
     }
 
     fn json(&self, path: &Path) -> Json {
         let part = |(path, sha256): &(PathBuf, String)| json!({ "path": path, "sha256": sha256 });
-        json!({
+        let mut document = json!({
             "path": path,
             "ok": true,
             "tensors": self.tensors,
@@ -150,6 +172,10 @@ impl Good {
             "parts": out::list(&self.parts, part),
             "catalogue": self.catalogue,
             "packed": self.packed,
-        })
+        });
+        if let Some((sha256, bytes)) = &self.original {
+            document["original"] = json!({ "sha256": sha256, "bytes": bytes });
+        }
+        document
     }
 }

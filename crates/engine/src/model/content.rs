@@ -17,7 +17,8 @@
 //!
 //! A file that was changed in place is refused until `verify --accept` says that this was meant. A new model is not: a file
 //! that another one took the place of (a new inode), or one whose matrices nearly all differ where they are sampled, as
-//! those of another training or quantisation do. A line that is damaged counts as missing.
+//! those of another training or quantisation do. A line that is damaged counts as missing. A packed model has checksums of
+//! its own: its line says with which stamp they were last compared.
 
 use super::error::{LoadError, LoadResult};
 use super::fingerprint;
@@ -185,6 +186,26 @@ impl ContentRecord {
         let found = content(gguf, pool);
         self.take(found, now, fingerprint::sample_tags(gguf))?;
         Ok(found)
+    }
+
+    /// Compares a packed model with its checksums, unless its stamp is the one they were last compared with.
+    pub fn check_packed(&mut self, gguf: &Gguf, pool: &ThreadPool) -> LoadResult {
+        let Some(packed) = gguf.packed() else {
+            return Ok(());
+        };
+        let (now, content) = (stamps(gguf), packed.original.content.into());
+        if let (Some(known), Some(now)) = (&self.known, &now)
+            && (known.content, &known.stamp) == (content, now)
+        {
+            return Ok(());
+        }
+        gguf.check_packed(pool)?;
+        self.known = Some(KnownContent {
+            content,
+            stamp: now.unwrap_or_default(),
+            samples: String::new(),
+        });
+        Ok(())
     }
 
     fn take(&mut self, found: blake3::Hash, now: Option<String>, samples: String) -> LoadResult {

@@ -2,7 +2,7 @@
 //!
 //! Hashing every byte would read the whole file at every start. The fingerprint covers all names,
 //! types and shapes, all metadata, and from every tensor three samples; two trainings or two
-//! quantisations of one model differ in all of them.
+//! quantisations of one model differ in all of them. A packed model carries the fingerprint of the GGUF file it was made of.
 
 use haversack_gguf::Gguf;
 
@@ -36,6 +36,9 @@ pub(super) fn is_zero_where_sampled(bytes: &[u8]) -> bool {
 }
 
 pub fn fingerprint(g: &Gguf) -> blake3::Hash {
+    if let Some(packed) = g.packed() {
+        return packed.original.fingerprint.into();
+    }
     let mut hasher = blake3::Hasher::new_derive_key("haversack model fingerprint v1");
     let mut add = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());

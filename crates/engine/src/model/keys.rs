@@ -2,7 +2,7 @@
 //! range is an error that names the key and what is accepted.
 
 use super::error::{LoadError, LoadResult};
-use haversack_gguf::Gguf;
+use haversack_gguf::{Gguf, Tensor};
 
 /// Metadata keys of one architecture, with their ranges.
 pub(super) struct MetadataKeys<'a> {
@@ -86,4 +86,13 @@ impl<'a> MetadataKeys<'a> {
 
 pub(super) fn missing(key: &str) -> LoadError {
     LoadError::field(key, "is missing")
+}
+
+/// The bytes of a vector, which are never packed.
+pub(super) fn vector_bytes<'a>(g: &'a Gguf, tensor: &Tensor) -> LoadResult<&'a [u8]> {
+    let bytes = g.bytes(tensor);
+    match bytes.len() as u64 == tensor.byte_len() {
+        true => Ok(bytes),
+        false => Err(LoadError::field(&tensor.name, "is packed like a matrix")),
+    }
 }

@@ -10,7 +10,7 @@ use super::{fingerprint, pack};
 use haversack_gguf::Gguf;
 use haversack_kernels::threads::ThreadPool;
 use haversack_memory::FileMap;
-use haversack_memory::file::remove_unfinished;
+use haversack_memory::file::{remove_unfinished, remove_unfinished_of};
 use haversack_text::template::ChatTemplate;
 use haversack_text::tokenizer::Tokenizer;
 use std::fs;
@@ -45,7 +45,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a GGUF file. `progress` is given (bytes done, bytes in all) while weights are packed for
+    /// Opens a GGUF file, or a packed model. `progress` is given (bytes done, bytes in all) while weights are packed for
     /// the first time.
     pub fn load(
         path: &Path,
@@ -61,7 +61,14 @@ impl Model {
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> LoadResult<Model> {
+        if options.repack != Repack::Off {
+            remove_unfinished_of(path);
+        }
         let gguf = Gguf::open(path)?;
+        let is_packed = gguf.packed().is_some();
+        if is_packed {
+            check_packed(&gguf, options)?;
+        }
         let config = Config::read(&gguf, options.context)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let special = |id: Option<u32>| {
@@ -76,9 +83,13 @@ impl Model {
             Err(e) => ChatTemplate::unusable(&e.to_string()),
         };
         let fingerprint = fingerprint::fingerprint(&gguf);
-        content::refuse_zeros(&gguf)?;
+        if !is_packed {
+            content::refuse_zeros(&gguf)?;
+        }
         let mut weights = Weights::find(gguf, &config)?;
-        if let Repack::Into(dir) = &options.repack {
+        if let Repack::Into(dir) = &options.repack
+            && !is_packed
+        {
             weights.packed = packed(&weights, &fingerprint, dir, options.threads, progress)?;
         }
         let reading = haversack_memory::Reading::now();
@@ -108,9 +119,13 @@ impl Model {
     ) -> LoadResult<Option<PathBuf>> {
         let check = || {
             let gguf = Gguf::open(path)?;
+            let pool = ThreadPool::new(threads.max(1));
+            if gguf.packed().is_some() {
+                gguf.check_packed(&pool)?;
+                return Ok(None);
+            }
             let config = Config::read(&gguf, None)?;
             let fingerprint = fingerprint::fingerprint(&gguf);
-            let pool = ThreadPool::new(threads.max(1));
             let mut record = match accept {
                 true => ContentRecord::default(),
                 false => ContentRecord::read(&gguf, dir),
@@ -167,6 +182,25 @@ impl Model {
     pub fn fingerprint(&self) -> blake3::Hash {
         self.fingerprint
     }
+}
+
+/// Refuses a packed model that is damaged. Where there is a folder to note that it was whole, it is read again only after
+/// its stamp has changed, else each time.
+fn check_packed(gguf: &Gguf, options: &LoadOptions) -> LoadResult {
+    let pool = ThreadPool::new(options.threads.max(1));
+    let Repack::Into(dir) = &options.repack else {
+        return Ok(gguf.check_packed(&pool)?);
+    };
+    let before = ContentRecord::read(gguf, dir);
+    let mut record = before.clone();
+    record.check_packed(gguf, &pool)?;
+    let written = || fs::create_dir_all(dir).and_then(|()| record.write(gguf, dir));
+    if record != before
+        && let Err(error) = written()
+    {
+        log::debug!("{}: {error}", dir.display());
+    }
+    Ok(())
 }
 
 /// The packed copy, for a model whose content is what it was. Without a folder that can be written to, decoding is slower

@@ -1,5 +1,5 @@
 //! A model file: what its metadata says ([`config`]), where its weights lie ([`weights`]) and stay ([`residence`],
-//! [`pack`]), and how each layer's keys and values are stored ([`kv`]).
+//! [`pack`], [`packing`]), and how each layer's keys and values are stored ([`kv`]).
 
 pub mod config;
 pub mod content;
@@ -9,6 +9,7 @@ mod keys;
 pub mod kv;
 pub mod load;
 pub mod pack;
+pub mod packing;
 pub mod residence;
 pub mod rope;
 pub mod weights;

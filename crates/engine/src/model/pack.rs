@@ -200,29 +200,17 @@ impl PackSource<'_> {
         let file = unfinished.file();
         let total = self.file_bytes() as u64;
         let mut done = PACKED_START;
-        let mut batch = Vec::new();
         let mut table = Vec::new();
         for w in weights.matrices() {
-            let strip = strip_bytes(w.ty, w.cols);
-            let source = weights.source(w);
-            let row_bytes = source.len() / w.rows;
-            let strips = w.rows.div_ceil(STRIP);
-            let at_once = (BATCH_BYTES / strip).max(1);
             let mut hasher = blake3::Hasher::new();
             file.seek(SeekFrom::Start(w.packed.start as u64))?;
-            for first in (0..strips).step_by(at_once) {
-                batch.resize(at_once.min(strips - first) * strip, 0);
-                chunks_mut(self.pool, &mut batch, strip, &|i, out: &mut [u8]| {
-                    let row = (first + i) * STRIP;
-                    let rows = STRIP.min(w.rows - row);
-                    let from = &source[row * row_bytes..(row + rows) * row_bytes];
-                    pack_strip(w.ty, w.cols, from, rows, out);
-                });
-                file.write_all(&batch)?;
-                hasher.update(&batch);
+            pack_matrix(weights, w, self.pool, &mut |batch| {
+                file.write_all(batch)?;
+                hasher.update(batch);
                 done += batch.len();
                 progress(done as u64, total);
-            }
+                Ok(())
+            })?;
             table.extend_from_slice(hasher.finalize().as_bytes());
         }
         file.seek(SeekFrom::Start(weights.packed_bytes as u64))?;
@@ -235,4 +223,30 @@ impl PackSource<'_> {
         file.write_all(&header)?;
         Ok(unfinished.place(path)?)
     }
+}
+
+/// Packs a matrix of a GGUF file and hands it on, several strips at a time.
+pub(super) fn pack_matrix(
+    weights: &Weights,
+    w: &Weight,
+    pool: &ThreadPool,
+    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let strip = strip_bytes(w.ty, w.cols);
+    let source = weights.source(w);
+    let row_bytes = source.len() / w.rows;
+    let strips = w.rows.div_ceil(STRIP);
+    let at_once = (BATCH_BYTES / strip).max(1);
+    let mut batch = Vec::new();
+    for first in (0..strips).step_by(at_once) {
+        batch.resize(at_once.min(strips - first) * strip, 0);
+        chunks_mut(pool, &mut batch, strip, &|i, out: &mut [u8]| {
+            let row = (first + i) * STRIP;
+            let rows = STRIP.min(w.rows - row);
+            let from = &source[row * row_bytes..(row + rows) * row_bytes];
+            pack_strip(w.ty, w.cols, from, rows, out);
+        });
+        sink(&batch)?;
+    }
+    Ok(())
 }

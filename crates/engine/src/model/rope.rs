@@ -5,7 +5,7 @@
 //! depends on which one it was.
 
 use super::error::{LoadError, LoadResult};
-use super::keys::MetadataKeys;
+use super::keys::{MetadataKeys, vector_bytes};
 use haversack_gguf::Gguf;
 use haversack_kernels::format::{WeightType, gguf::unpack_row};
 use haversack_kernels::ops::rope::{Pairing, RopeSpec};
@@ -113,7 +113,7 @@ fn factors(g: &Gguf, name: &str, pairs: usize) -> LoadResult<Option<Vec<f32>>> {
         return Err(LoadError::field(name, what));
     }
     let mut values = vec![0.0; pairs];
-    unpack_row(t.ty, g.bytes(t), &mut values);
+    unpack_row(t.ty, vector_bytes(g, t)?, &mut values);
     if let Some(bad) = values.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
         let what = format!("holds {bad}; accepted: positive numbers");
         return Err(LoadError::field(name, what));

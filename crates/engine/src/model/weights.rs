@@ -1,17 +1,20 @@
 //! Where the weights lie: names and shapes of every tensor, checked once at load.
 //!
-//! Matrices stay where they are, in the mapped model file or in its packed copy; a [`Weight`] only
+//! Matrices stay where they are, in the mapped model file, in its packed copy or in the packed model; a [`Weight`] only
 //! says where. Small vectors (norms, biases) are copied out as f32. Fused tensors (phi3's qkv and
 //! gate/up) are seen as the row ranges they are made of, so that `forward` knows one shape only.
 
 use super::config::{Arch, Config};
 use super::error::{LoadError, LoadResult};
-use super::keys::missing;
+use super::keys::{missing, vector_bytes};
 use super::residence::Residence;
+use haversack_gguf::packed::{PackedRows, START};
 use haversack_gguf::{Gguf, Tensor};
 use haversack_kernels::format::WeightType;
 use haversack_kernels::format::gguf::unpack_row;
-use haversack_kernels::format::packed::{STRIP, strip_bytes};
+use haversack_kernels::format::packed::{
+    ALIGN, STRIP, packed_bytes, strip_bytes, unpack_packed_row,
+};
 use haversack_kernels::matmul::{Matrix, MatrixLayout};
 use haversack_memory::file::{FileMap, MapAdvice};
 use std::collections::HashMap;
@@ -60,6 +63,7 @@ impl LayerWeights {
 
 pub struct Weights {
     pub(super) gguf: Gguf,
+    /// The packed copy of a GGUF file.
     pub(super) packed: Option<FileMap>,
     embedding: Weight,
     pub layers: Vec<LayerWeights>,
@@ -71,10 +75,8 @@ pub struct Weights {
     prefetch: bool,
 }
 
-/// Where matrices begin in the packed copy: behind a page for its header.
-pub const PACKED_START: usize = 4096;
-/// They start at multiples of a cache line.
-const ALIGN: usize = 64;
+/// Where matrices begin in the packed copy, as in a packed model: behind a page for its header.
+pub const PACKED_START: usize = START;
 
 impl Weights {
     pub fn find(gguf: Gguf, config: &Config) -> LoadResult<Weights> {
@@ -95,7 +97,7 @@ impl Weights {
         }
         finder.warn_unused(config);
         let packed_bytes = finder.packed_end;
-        Ok(Weights {
+        let weights = Weights {
             gguf,
             packed: None,
             embedding,
@@ -104,7 +106,21 @@ impl Weights {
             output,
             packed_bytes,
             prefetch: false,
-        })
+        };
+        if let Some(packed) = weights.gguf.packed()
+            && !packed.matrices.iter().eq(weights.packed_rows().iter())
+        {
+            let what =
+                "are not packed as this version does; haversack unpack writes the GGUF file back";
+            return Err(LoadError::field("matrices", what));
+        }
+        Ok(weights)
+    }
+
+    /// The file that products read packed matrices from: the packed copy, or the packed model.
+    fn packed_map(&self) -> Option<&FileMap> {
+        let own = || self.gguf.packed().and(self.gguf.maps().next());
+        self.packed.as_ref().or_else(own)
     }
 
     /// Locks the file that products read, or prefetches layers from now on.
@@ -113,7 +129,7 @@ impl Weights {
         if residence != Residence::Locked {
             return Ok(());
         }
-        match &self.packed {
+        match self.packed_map() {
             Some(map) => map.lock(),
             None => self.gguf.maps().try_for_each(FileMap::lock),
         }
@@ -128,7 +144,7 @@ impl Weights {
         let of_layer = next.map(LayerWeights::matrices);
         let output = next.is_none().then_some(&self.output);
         for w in of_layer.into_iter().flatten().chain(output) {
-            match &self.packed {
+            match self.packed_map() {
                 Some(map) => {
                     // A hint: without it the layer is slow, not wrong.
                     let _ = map.advise(w.packed.clone(), MapAdvice::WillNeed);
@@ -146,19 +162,38 @@ impl Weights {
         self.matrices().map(|w| w.bytes.len()).sum()
     }
 
-    /// Every matrix that is multiplied with, in the order of the packed copy.
+    /// Every matrix that is multiplied with, in the order of the packed copy's table.
     pub fn matrices(&self) -> impl Iterator<Item = &Weight> {
         let layers = self.layers.iter().flat_map(LayerWeights::matrices);
         std::iter::once(&self.output).chain(layers)
     }
 
-    /// The bytes of a matrix as they lie in the model file.
+    /// The same in the order of their places in the packed copy.
+    pub(super) fn by_place(&self) -> Vec<&Weight> {
+        let mut matrices: Vec<&Weight> = self.matrices().collect();
+        matrices.sort_by_key(|w| w.packed.start);
+        matrices
+    }
+
+    /// What a packed model has of each.
+    pub(super) fn packed_rows(&self) -> Vec<PackedRows> {
+        let matrices = self.by_place().into_iter();
+        matrices
+            .map(|w| PackedRows {
+                tensor: w.tensor,
+                rows: w.rows,
+                range: w.packed.clone(),
+            })
+            .collect()
+    }
+
+    /// The bytes of a matrix as they lie in a GGUF file.
     pub fn source(&self, w: &Weight) -> &[u8] {
         &self.gguf.bytes(&self.gguf.tensors()[w.tensor])[w.bytes.clone()]
     }
 
     pub fn matrix(&self, w: &Weight) -> Matrix<'_> {
-        let (layout, bytes) = match &self.packed {
+        let (layout, bytes) = match self.packed_map() {
             Some(map) => (MatrixLayout::Packed, &map.as_slice()[w.packed.clone()]),
             None => (MatrixLayout::Gguf, self.source(w)),
         };
@@ -173,9 +208,21 @@ impl Weights {
 
     /// One row of the embedding as f32.
     pub fn embed(&self, token: usize, out: &mut [f32]) {
-        let w = &self.embedding;
-        let row = w.bytes.len() / w.rows;
-        unpack_row(w.ty, &self.source(w)[token * row..(token + 1) * row], out);
+        self.row(&self.embedding, token, out);
+    }
+
+    /// One row of a matrix as f32, from the file that has it: a packed model has no other form of its matrices.
+    pub fn row(&self, w: &Weight, row: usize, out: &mut [f32]) {
+        let tensor = self.gguf.bytes(&self.gguf.tensors()[w.tensor]);
+        if let Some(bytes) = tensor.get(w.bytes.clone()) {
+            let row_bytes = bytes.len() / w.rows;
+            unpack_row(w.ty, &bytes[row * row_bytes..][..row_bytes], out);
+        } else if let Some(map) = self.packed_map() {
+            let strip = strip_bytes(w.ty, w.cols);
+            let strips = &map.as_slice()[w.packed.clone()];
+            let from = &strips[row / STRIP * strip..][..strip];
+            unpack_packed_row(w.ty, from, row % STRIP, out);
+        }
     }
 }
 
@@ -272,7 +319,7 @@ impl<'a> Finder<'a> {
             let bytes = start..start + rows * row_bytes;
             start = bytes.end;
             let at = self.packed_end;
-            let packed = at..at + rows.div_ceil(STRIP) * strip_bytes(ty, cols);
+            let packed = at..at + packed_bytes(ty, rows, cols);
             self.packed_end = packed.end.next_multiple_of(ALIGN);
             Weight {
                 ty,
@@ -296,7 +343,7 @@ impl<'a> Finder<'a> {
             return Err(LoadError::field(name, what));
         }
         let mut out = vec![0.0; len];
-        unpack_row(t.ty, self.g.bytes(t), &mut out);
+        unpack_row(t.ty, vector_bytes(self.g, t)?, &mut out);
         Ok(out)
     }
 

@@ -243,7 +243,8 @@ fn is_whole(
     Ok(false)
 }
 
-fn enough_space(directory: &Path, needed: u64) -> Result<(), HubError> {
+/// An error where fewer bytes than that can be written to a directory.
+pub fn enough_space(directory: &Path, needed: u64) -> Result<(), HubError> {
     match free_bytes(directory) {
         Some(free) if free < needed => Err(HubError::Space {
             needed,

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! where `integer` subtracts a constant or looks the code up. [`codes`] and [`scales`] read one
-//! group from a block; unpacking a row and packing a strip ([`super::packed`]) are both built on
-//! these two, so only one place knows where a bit lies in the file.
+//! group from a block, [`put_codes`] and [`put_scales`] write it back; unpacking a row, packing a strip and taking it
+//! apart again ([`super::packed`]) are built on these, so only one place knows where a bit lies in the file.
 //!
 //! Tokens do not pass here: nothing is fast, and no contents of a block can make it panic. Scales may
 //! be infinite or NaN and stay so.
@@ -237,6 +237,102 @@ pub(crate) fn scales(ty: WeightType, block: &[u8], group: usize) -> Scales {
         }
         F32 | F16 | BF16 => unreachable!("{ty} has no scales"),
     }
+}
+
+/// Puts the 32 codes of a group into a block: the inverse of [`codes`]. The block's codes are zero before.
+pub(crate) fn put_codes(ty: WeightType, codes: &[u8; GROUP], group: usize, block: &mut [u8]) {
+    assert!(block.len() == ty.block_bytes() && group < ty.block_len() / GROUP);
+    let (half, quarter) = (group / 4, group % 4);
+    for (k, &code) in codes.iter().enumerate() {
+        let (low, high) = (code & 15, code >> 4);
+        // 16 bytes: the low nibbles are values 0..16, the high ones 16..32.
+        let nibble = low << (4 * (k / 16));
+        match ty {
+            Q4_0 | IQ4_NL => block[2 + k % 16] |= nibble,
+            Q4_1 => block[4 + k % 16] |= nibble,
+            IQ4_XS => block[8 + 16 * group + k % 16] |= nibble,
+            Q5_0 | Q5_1 => {
+                let at = if matches!(ty, Q5_0) { 2 } else { 4 };
+                block[at + k / 8] |= (high & 1) << (k % 8);
+                block[at + 4 + k % 16] |= nibble;
+            }
+            Q8_0 => block[2 + k] = code,
+            Q4_K => block[16 + 32 * (group / 2) + k] |= low << (4 * (group % 2)),
+            Q5_K => {
+                block[48 + 32 * (group / 2) + k] |= low << (4 * (group % 2));
+                block[16 + k] |= (high & 1) << group;
+            }
+            Q6_K => {
+                block[64 * half + 32 * (quarter % 2) + k] |= low << (4 * (quarter / 2));
+                block[128 + 32 * half + k] |= (high & 3) << (2 * quarter);
+            }
+            Q2_K => block[16 + 32 * half + k] |= (code & 3) << (2 * quarter),
+            Q3_K => {
+                block[32 + 32 * half + k] |= (code & 3) << (2 * quarter);
+                block[k] |= (code >> 2 & 1) << group;
+            }
+            F32 | F16 | BF16 => unreachable!("{ty} has no codes"),
+        }
+    }
+}
+
+/// Puts the scales of a group into a block: the inverse of [`scales`]. The block's scales are zero before.
+pub(crate) fn put_scales(ty: WeightType, scales: &Scales, group: usize, block: &mut [u8]) {
+    assert!(block.len() == ty.block_bytes() && group < ty.block_len() / GROUP);
+    let (d_at, m_at) = match ty {
+        Q6_K => (208, None),
+        Q2_K => (80, Some(82)),
+        Q3_K => (108, None),
+        Q4_1 | Q5_1 | Q4_K | Q5_K => (0, Some(2)),
+        _ => (0, None),
+    };
+    block[d_at..d_at + 2].copy_from_slice(&scales.d.to_le_bytes());
+    if let Some(at) = m_at {
+        block[at..at + 2].copy_from_slice(&scales.m.to_le_bytes());
+    }
+    match ty {
+        Q4_K | Q5_K => {
+            let (scale, min) = (scales.sub[0] as u8 & 63, scales.sub_min[0] & 63);
+            let s = &mut block[4..16];
+            if group < 4 {
+                s[group] |= scale;
+                s[group + 4] |= min;
+            } else {
+                s[group + 4] |= scale & 15 | (min & 15) << 4;
+                s[group - 4] |= scale >> 4 << 6;
+                s[group] |= min >> 4 << 6;
+            }
+        }
+        Q6_K => {
+            for half in 0..2 {
+                block[192 + 2 * group + half] = scales.sub[half] as u8;
+            }
+        }
+        Q2_K => {
+            for half in 0..2 {
+                block[2 * group + half] = scales.sub[half] as u8 & 15 | scales.sub_min[half] << 4;
+            }
+        }
+        Q3_K => {
+            let s = &mut block[96..108];
+            for half in 0..2 {
+                let (i, scale) = (2 * group + half, biased(scales.sub[half]));
+                s[i % 8] |= (scale & 15) << (4 * (i / 8));
+                s[8 + i % 4] |= scale >> 4 << (2 * (i / 4));
+            }
+        }
+        IQ4_XS => {
+            let scale = biased(scales.sub[0]);
+            block[4 + group / 2] |= (scale & 15) << (4 * (group % 2));
+            block[2 + group / 4] |= scale >> 4 << (2 * (group % 4));
+        }
+        _ => {}
+    }
+}
+
+/// A small scale of 6 bits as the file has it: 32 more than it is.
+fn biased(scale: i8) -> u8 {
+    scale.wrapping_add(32) as u8 & 63
 }
 
 /// One row back as f32: the values the file means, with the roundings of the format's reference

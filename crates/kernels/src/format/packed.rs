@@ -281,6 +281,56 @@ fn pack_scales(ty: WeightType, scales: &Scales, g: usize, r: usize, record: &mut
     }
 }
 
+/// Takes a strip apart again: the inverse of [`pack_strip`], bit for bit.
+///
+/// `strip` is exactly [`strip_bytes`] and `rows` exactly the bytes of `n_rows` (1..=16) rows in the file.
+pub fn unpack_strip(ty: WeightType, cols: usize, strip: &[u8], n_rows: usize, rows: &mut [u8]) {
+    assert!((1..=STRIP).contains(&n_rows), "a strip of {n_rows} rows");
+    let row_bytes = rows.len() / n_rows;
+    assert_eq!(Some(row_bytes), ty.row_bytes(cols), "{ty} rows of {cols}");
+    assert_eq!(rows.len(), n_rows * row_bytes);
+    assert_eq!(strip.len(), strip_bytes(ty, cols));
+    if row_bytes == 0 {
+        return;
+    }
+    for (r, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
+        for (b, block) in row.chunks_exact_mut(ty.block_bytes()).enumerate() {
+            read_block(ty, strip, b, r, block);
+        }
+    }
+}
+
+/// Row `r` of a strip as f32: bit for bit what [`gguf::unpack_row`] makes of the same row in the file.
+pub fn unpack_packed_row(ty: WeightType, strip: &[u8], r: usize, out: &mut [f32]) {
+    assert!(r < STRIP && out.len().is_multiple_of(ty.block_len()));
+    assert_eq!(strip.len(), strip_bytes(ty, out.len()));
+    let mut block = [0; BLOCK_BYTES_MAX];
+    let block = &mut block[..ty.block_bytes()];
+    for (b, out) in out.chunks_exact_mut(ty.block_len()).enumerate() {
+        read_block(ty, strip, b, r, block);
+        gguf::unpack_row(ty, block, out);
+    }
+}
+
+/// Of all types; Q6_K has the largest blocks.
+const BLOCK_BYTES_MAX: usize = 210;
+
+/// Block `b` of row `r`, as it lies in the file.
+fn read_block(ty: WeightType, strip: &[u8], b: usize, r: usize, block: &mut [u8]) {
+    if ty.is_float() {
+        let width = ty.block_bytes();
+        block.copy_from_slice(&strip[(b * STRIP + r) * width..][..width]);
+        return;
+    }
+    block.fill(0);
+    let groups = ty.block_len() / GROUP;
+    for g in 0..groups {
+        let (codes, scales) = read_group(ty, strip, b * groups + g, r);
+        gguf::put_codes(ty, &codes, g, block);
+        gguf::put_scales(ty, &scales, g, block);
+    }
+}
+
 /// Reads a packed group of one row back: what the scalar product is made of.
 ///
 /// `strip` is a whole strip of a quantised type, `group` counts from the start of the row.
@@ -377,6 +427,54 @@ mod tests {
                         );
                     }
                 }
+            }
+        }
+    }
+
+    /// A strip taken apart is the file's bytes again, and a row of it the same f32.
+    #[test]
+    fn packing_can_be_undone() {
+        for ty in WeightType::ALL {
+            for (n_rows, blocks) in [(16, 2), (5, 3), (1, 1)] {
+                let cols = blocks * ty.block_len();
+                let row_bytes = ty.row_bytes(cols).unwrap();
+                for seed in 0..20u32 {
+                    let rows: Vec<u8> = (0..n_rows * row_bytes)
+                        .map(|i| {
+                            let i = i as u32 + 1 + seed * 100_003;
+                            (i.wrapping_mul(2_654_435_761) >> 21) as u8
+                        })
+                        .collect();
+                    let mut strip = vec![0; strip_bytes(ty, cols)];
+                    pack_strip(ty, cols, &rows, n_rows, &mut strip);
+                    let mut back = vec![0xEE; rows.len()];
+                    unpack_strip(ty, cols, &strip, n_rows, &mut back);
+                    assert!(back == rows, "{ty}, {n_rows} rows of {cols}");
+                    for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
+                        let (mut values, mut expected) = (vec![0.0f32; cols], vec![0.0f32; cols]);
+                        unpack_packed_row(ty, &strip, r, &mut values);
+                        gguf::unpack_row(ty, row, &mut expected);
+                        let bits = |values: &[f32]| -> Vec<u32> {
+                            values.iter().map(|value| value.to_bits()).collect()
+                        };
+                        assert!(bits(&values) == bits(&expected), "{ty} row {r}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// No bytes of a strip, packed by us or not, make reading it back panic.
+    #[test]
+    fn any_strip_can_be_taken_apart() {
+        for ty in WeightType::ALL {
+            assert!(ty.block_bytes() <= BLOCK_BYTES_MAX);
+            let cols = 2 * ty.block_len();
+            for byte in [0x00, 0x7f, 0x80, 0xff] {
+                let strip = vec![byte; strip_bytes(ty, cols)];
+                let mut rows = vec![0; 16 * ty.row_bytes(cols).unwrap()];
+                unpack_strip(ty, cols, &strip, 16, &mut rows);
+                unpack_packed_row(ty, &strip, 15, &mut vec![0.0; cols]);
             }
         }
     }

@@ -28,7 +28,6 @@ use choose::{VictimCounts, choose};
 use haversack_cache::{CacheResult, KvRow, SequenceId, Store, with_room};
 use haversack_kernels::Exec;
 use haversack_kernels::attention::{self, BLOCK_SLOTS};
-use haversack_kernels::format::gguf::unpack_row;
 use share::{AttentionShare, BATCH, RowCosts, SampledLayer, statistic};
 
 /// How a statistic becomes a prediction, and how much is allowed.
@@ -367,14 +366,12 @@ const GAIN_ROWS: usize = 64;
 fn gains(config: &Config, weights: &Weights) -> Vec<Vec<f32>> {
     let of = |layer: usize| {
         let (c, w) = (&config.layers[layer], &weights.layers[layer].o);
-        let bytes = weights.source(w);
-        let row_bytes = bytes.len() / w.rows.max(1);
         let step = w.rows.div_ceil(GAIN_ROWS).max(1);
         let mut row = vec![0.0; w.cols];
         let mut squares = vec![0.0f64; c.heads];
         let mut seen = 0;
         for r in (0..w.rows).step_by(step) {
-            unpack_row(w.ty, &bytes[r * row_bytes..][..row_bytes], &mut row);
+            weights.row(w, r, &mut row);
             for (sum, head) in squares.iter_mut().zip(row.chunks_exact(c.head_dim)) {
                 *sum += head.iter().map(|x| f64::from(x * x)).sum::<f64>();
             }
