@@ -413,6 +413,13 @@ fn what_cannot_be_packed_is_refused() {
         1,
         &["model.gguf is there already"],
     );
+    // The other program reads GGUF files.
+    #[cfg(unix)]
+    refuse(
+        &["bench", text(&packed), "--against", "/bin/sh"],
+        1,
+        &["--against needs a GGUF file"],
+    );
     // A damaged one of ours is packed again.
     let mut bytes = fs::read(&packed).unwrap();
     bytes[9000] ^= 1;
@@ -560,7 +567,6 @@ fn a_catalogue_model_is_kept_packed() {
         said["original"]["bytes"]
     );
     assert_eq!(said["path"], text(&packed));
-    assert_eq!(said["sha256"], sha256(&packed));
     assert_eq!(said["original"]["sha256"], sha256(&model));
     let size = fs::metadata(&packed).unwrap().len();
     assert_eq!(
@@ -591,14 +597,14 @@ fn a_catalogue_model_is_kept_packed() {
     );
     assert_eq!(disk(), after, "a copy was made all the same");
     // It is there already, also without the flag.
-    let again = sandbox.run(&["pull", "smollm2", "--json"]).json();
-    assert_eq!(again["path"], text(&packed));
+    let again = sandbox.run(&["pull", "smollm2"]);
+    assert_eq!(again.stdout.trim_end(), text(&packed), "{}", again.stderr);
     let doctor = sandbox.run(&["doctor", "--json"]).json();
     assert!(doctor["storage"]["models"].to_string().contains("smollm2"));
 
     let ended = sandbox.run(&["unpack", "smollm2"]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert_eq!(sha256(&gguf), sha256(&model));
+    assert!(fs::read(&gguf).unwrap() == fs::read(&model).unwrap());
     assert_eq!(
         files(&models),
         [gguf.file_name().unwrap().to_str().unwrap()]

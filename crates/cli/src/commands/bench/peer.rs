@@ -3,6 +3,7 @@
 use super::work::{BATCH_PROMPT, BATCH_TOKENS, DECODE_TOKENS, Work, median};
 use crate::error::one_line;
 use anyhow::{Context, Result, anyhow, bail};
+use haversack::gguf::Gguf;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,10 @@ impl Peer {
     pub fn new(program: &Path, model: &Path, threads: usize, kv: &str) -> Result<Peer> {
         if !program.is_file() {
             bail!("--against {}: no such program", program.display());
+        }
+        if Gguf::open(model)?.packed().is_some() {
+            let model = model.display();
+            bail!("{model}: --against needs a GGUF file; haversack unpack --keep writes one");
         }
         let batched = program.with_file_name("llama-batched-bench");
         Ok(Peer {
