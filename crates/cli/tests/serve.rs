@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::server::{Server, content, events, hello};
-use common::{Sandbox, text};
+use common::{Sandbox, private, text};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 
@@ -232,6 +232,29 @@ fn flags_that_are_not_safe_are_refused() {
     assert!(error(&["--api-key-file", "missing"]).contains("--api-key-file missing"));
     let key = sandbox.write("key", "0123456789abcdef\n");
     assert!(error(&["--api-key-file", text(&key)]).contains("mode 600"));
+    for (lines, why) in [
+        ("", "at least one key"),
+        ("short\n", "line 1: accepted: a key of 16"),
+        (
+            "0123456789abcdef\nfedcba9876543210\n",
+            "line 2: accepted: NAME:KEY",
+        ),
+        (
+            "a/b:0123456789abcdef\n",
+            "line 1: accepted before the colon",
+        ),
+        (
+            "a:0123456789abcdef\nA:fedcba9876543210\n",
+            "line 2: the name or the key",
+        ),
+        (
+            "a:0123456789abcdef\nb:0123456789abcdef\n",
+            "line 2: the name or the key",
+        ),
+    ] {
+        let told = error(&["--api-key-file", text(&private(&sandbox, lines))]);
+        assert!(told.contains(why), "{told}");
+    }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     assert!(error(&["--addr", &address]).contains(&address));
@@ -304,4 +327,40 @@ fn a_conversation_is_read_once() {
     let (_, _, tokens) = ask(&server, &three);
     let read = 3 * tokens - (hits() - before);
     assert!(read < 60, "{read}");
+}
+
+/// Connections that ask without end and read nothing, with no key and with no key asked for: others are served
+/// meanwhile, and so is `/health`.
+#[test]
+fn those_who_do_not_read_keep_nobody_out() {
+    let sandbox = Sandbox::alone();
+    let file = private(&sandbox, "0123456789abcdef\n");
+    let with_key = ["--memory", "64M", "--api-key-file", text(&file)];
+    for flags in [&with_key[..], &["--memory", "64M"]] {
+        let Some(server) = Server::start_in(sandbox.same_home(), flags) else {
+            return;
+        };
+        let one = Server::request("GET", "/openapi.json", "", "");
+        let one = String::from_utf8(one).unwrap();
+        let many = one.replace("Connection: close\r\n", "").repeat(400);
+        let deaf: Vec<_> = (0..300)
+            .map(|_| {
+                let mut stream = server.connect();
+                stream.set_nonblocking(true).unwrap();
+                // As much as it takes.
+                let _ = stream.write(many.as_bytes());
+                stream
+            })
+            .collect();
+        let key = "Authorization: Bearer 0123456789abcdef\r\n";
+        let (status, _, body) = server.raw(&Server::request("GET", "/health", "", ""));
+        assert_eq!((status, body.contains("\"ok\"")), (200, true), "{body}");
+        let (status, _, body) = server.raw(&Server::request("GET", "/v1/models", key, ""));
+        assert_eq!(status, 200, "{body}");
+        let asked = hello(4).to_string();
+        let asked = Server::request("POST", "/v1/chat/completions", key, &asked);
+        let (status, _, body) = server.raw(&asked);
+        assert_eq!(status, 200, "{body}");
+        drop(deaf);
+    }
 }

@@ -2,8 +2,8 @@
 
 use crate::common;
 
-use common::Sandbox;
 use common::server::{Server, content, hello};
+use common::{Sandbox, private, text};
 use haversack_testing::models::Spec;
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -395,4 +395,120 @@ fn limits_of_all_sessions_remove_the_oldest_and_say_so() {
     // The list outlives the server.
     let listed = tiny.sandbox.run(&["session", "list", "--json"]).json();
     assert_eq!(listed["removed"].as_array().unwrap().len(), 2);
+}
+
+/// Two people with the same cache key: the second one's system message holds, and no session is made of the key. A session
+/// is joined only by who means it: another system message is refused.
+#[test]
+fn a_cache_key_is_no_session() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let ask = |who: &str, system: &str| {
+        let body = json!({
+            "user": who,
+            "prompt_cache_key": "shared",
+            "messages": [{ "role": "system", "content": system }, user("Who are you?")],
+            "max_tokens": 8,
+            "temperature": 0,
+        });
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["context"]["turn"], Value::Null, "{answer}");
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let first = ask("anna", "You are a pirate with a long beard and a parrot.");
+    let second = ask("ben", "You are brief.");
+    assert!(second < first, "{second} {first}");
+    let (_, listed) = server.get("/v1/sessions");
+    assert!(!listed.contains("key-"), "{listed}");
+
+    let name = format!("joined-{}", std::process::id());
+    let system = |text: &str| json!({ "role": "system", "content": text });
+    let (status, _) = server.say(&name, json!([system("You are brief."), user("Hello.")]));
+    assert_eq!(status, 200);
+    let (status, refused) = server.say(&name, json!([system("You are a pirate."), user("Hello.")]));
+    assert_eq!(status, 409, "{refused}");
+    let told = refused["error"]["message"].as_str().unwrap();
+    assert!(told.contains("system message"), "{told}");
+    let (status, _) = server.say(&name, json!([system("You are brief."), user("And now?")]));
+    assert_eq!(status, 200);
+    assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 200);
+}
+
+/// Owners by key: each sees its own sessions and nothing of the others, on every path; the first key owns what was there
+/// before there were others.
+#[test]
+fn owners_do_not_meet() {
+    let sandbox = Sandbox::alone();
+    let Some(server) = Server::start_in(sandbox.same_home(), &["--memory", "64M"]) else {
+        return;
+    };
+    assert_eq!(server.say("old", json!([user("Hello.")])).0, 200);
+    server.stop();
+    let keys = ["", "anna", "ben", "cleo"].map(|name| (name, format!("{name}-0123456789abcdef")));
+    let lines = keys.iter().map(|(name, key)| match *name {
+        "" => format!("{key}\n"),
+        name => format!("{name}:{key}\n"),
+    });
+    let file = private(&sandbox, &lines.collect::<String>());
+    let flags = ["--memory", "64M", "--api-key-file", text(&file)];
+    let server = Server::start_in(sandbox.same_home(), &flags).unwrap();
+    let call = |key: &str, method: &str, path: &str, body: Value| {
+        let header = format!("Authorization: Bearer {key}\r\n");
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let (status, body) = server.begun(&Server::request(method, path, &header, &body));
+        (status, body)
+    };
+    let say = |key: &str, session: &str| {
+        let body = json!({ "session_id": session, "messages": [user("Hello.")], "max_tokens": 4 });
+        call(key, "POST", "/v1/chat/completions", body)
+    };
+    for (name, key) in &keys {
+        assert_eq!(say(key, "diary").0, 200);
+        assert_eq!(say(key, &format!("of-{name}")).0, 200);
+    }
+    assert_eq!(
+        call("wrong-0123456789abcdef", "GET", "/v1/sessions", Value::Null).0,
+        401
+    );
+    for (name, key) in &keys {
+        let get = |path: &str| call(key, "GET", path, Value::Null);
+        let (_, listed) = get("/v1/sessions");
+        assert_eq!(listed.contains("\"old\""), name.is_empty(), "{listed}");
+        let seen = [listed, get("/v1/memory").1, get("/metrics").1];
+        let set = call(key, "PUT", "/v1/device", json!({ "thermal": null })).0;
+        assert_eq!(set, if name.is_empty() { 200 } else { 403 });
+        for (other, _) in keys.iter().filter(|(other, _)| other != name) {
+            let theirs = format!("of-{other}");
+            assert!(
+                seen.iter()
+                    .all(|text| !text.contains(&format!("{theirs}\""))),
+                "{name}: {seen:?}"
+            );
+            let path = format!("/v1/sessions/{theirs}");
+            for (method, path, body) in [
+                ("GET", path.clone(), Value::Null),
+                ("POST", format!("{path}/fork"), json!({ "id": "copy" })),
+                ("POST", format!("{path}/facts"), json!({ "text": "x" })),
+                ("DELETE", format!("{path}/facts/1"), Value::Null),
+                ("POST", format!("{path}/turns/0/recall"), Value::Null),
+                ("DELETE", format!("{path}/turns/last"), Value::Null),
+                ("DELETE", path.clone(), Value::Null),
+            ] {
+                let (status, body) = call(key, method, &path, body);
+                assert_eq!(status, 404, "{name}: {method} {path}: {body}");
+            }
+        }
+    }
+    for (name, key) in &keys {
+        let (status, body) = call(key, "GET", &format!("/v1/sessions/of-{name}"), Value::Null);
+        assert_eq!(status, 200, "{body}");
+        let view: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(view["turns"].as_array().unwrap().len(), 1);
+    }
 }

@@ -86,7 +86,7 @@ fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
         constraint: None,
         options,
         priority: [Priority::Interactive, Priority::Background][dice.roll(2)],
-        owner: dice.roll(if alike { 2 } else { 3 }) as u64,
+        owner: (dice.roll(if alike { 2 } else { 3 }) as u64).into(),
         deadline: None,
         continues: false,
         // Wherever they are, no token depends on them.
@@ -266,7 +266,7 @@ fn a_heap_that_grows_empties_the_prefix_cache_and_holds_up_admission() {
                 ..GenerateOptions::default()
             },
             priority: Priority::Interactive,
-            owner: 0,
+            owner: 0u64.into(),
             deadline: None,
             continues: false,
             borders: Vec::new(),
@@ -334,7 +334,7 @@ fn the_prefix_cache_serves_its_owner() {
                 ignore_end: true,
                 ..GenerateOptions::default()
             },
-            owner,
+            owner: owner.into(),
             ..Request::completion(prompt.to_vec())
         };
         scheduler.submit(request.clone()).unwrap();

@@ -8,7 +8,7 @@ use haversack_conversations::scheduler::memory_report::{MemoryReport, SequenceRe
 use haversack_conversations::scheduler::token_map::BlockSource;
 use haversack_conversations::scheduler::{Request, RequestEvent, Scheduler, SchedulerOptions};
 use haversack_conversations::session::turns::TurnPlace;
-use haversack_conversations::session::{SessionOptions, SessionSettings, Sessions};
+use haversack_conversations::session::{Owner, SessionOptions, SessionSettings, Sessions};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::SampleOptions;
 use haversack_engine::{Repack, Retention, Runtime, RuntimeOptions};
@@ -59,7 +59,7 @@ fn turn(session: &str, text: &str) -> Request {
 
 /// Every token is in each map once, every layer in one map, every byte in one zone.
 fn check(scheduler: &Scheduler) -> MemoryReport {
-    let report = scheduler.memory_report();
+    let report = scheduler.memory_report(Owner::default());
     let ledger = scheduler.runtime().ledger();
     assert_eq!(report.ledger, ledger);
     let in_budget = report.zones.iter().map(|z| z.bytes).sum::<usize>();

@@ -10,8 +10,8 @@ use haversack_conversations::session::condense::{
 use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    AskedQuestion, RebuildProgress, SessionError, SessionId, SessionOptions, SessionSettings,
-    Sessions,
+    AskedQuestion, Owner, RebuildProgress, SessionError, SessionId, SessionOptions,
+    SessionSettings, Sessions,
 };
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{SampleOptions, Sampler};
@@ -458,7 +458,7 @@ fn a_text_too_long_at_the_start() {
         .create_marked(&mut runtime, "marked", &text, "", 0)
         .unwrap_err();
     assert!(matches!(marked, SessionError::Condense(_)), "{marked}");
-    assert_eq!(sessions.list().unwrap().len(), 1);
+    assert_eq!(sessions.list(Owner::default()).unwrap().len(), 1);
 }
 
 /// A model that writes nonsense: what it wrote is taken only where it is short enough.

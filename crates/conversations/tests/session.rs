@@ -6,7 +6,7 @@ use common::load;
 use common::session::{Words, say, seen, try_say};
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    AskedQuestion, SessionError, SessionOptions, SessionSettings, Sessions,
+    AskedQuestion, Owner, SessionError, SessionOptions, SessionSettings, Sessions,
 };
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions, GenerateTimes};
@@ -430,7 +430,7 @@ fn forks_go_their_own_ways() {
     assert_eq!(sessions.retract(&mut runtime, one).unwrap(), Some(7));
     let _ = c;
     let names: Vec<String> = sessions
-        .list()
+        .list(Owner::default())
         .unwrap()
         .into_iter()
         .map(|l| l.name)

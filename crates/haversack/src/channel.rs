@@ -193,6 +193,11 @@ pub(crate) fn reply<T>() -> (ReplyTo<T>, Reply<T>) {
 }
 
 impl<T> ReplyTo<T> {
+    /// The caller has stopped waiting.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// A caller that stopped waiting misses nothing it asked to hear.
     pub fn send<E: Into<Error>>(self, result: Result<T, E>) {
         let _ = self.0.try_send(result.map_err(Into::into));

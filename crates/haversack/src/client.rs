@@ -10,30 +10,56 @@ use crate::options::{EngineOptions, EventOptions};
 use crate::places::Places;
 use crate::report::{AnswerEvent, EventReceiver};
 use crate::sessions::{self, ConversationList, ConversationView, History, Rewound};
-use crate::thread::{self, Command, EngineThread, Pressure};
+use crate::thread::{self, Command, Device, EngineThread, Pressure, Pulse};
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use haversack_conversations::session::{Embed, SessionError, SessionId, SessionTexts, Sessions};
+use haversack_conversations::session::{
+    Embed, Owner, SessionError, SessionId, SessionName, SessionTexts, Sessions,
+};
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{KvLayout, KvMemory, Runtime};
 use haversack_memory::HeapBudget;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+/// Commands that may wait for the engine's thread.
+const COMMANDS_MAX: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineStatus {
+    Serving,
+    /// Accepted requests are finished, others refused.
+    Stopping,
+    /// The engine's thread has ended; nothing is computed any more.
+    Ended,
+}
+
+/// What is known of an engine without its thread.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineHealth {
+    pub status: EngineStatus,
+    pub active: usize,
+    /// Accepted and not computed yet.
+    pub waiting: usize,
+    /// Since its thread last came round.
+    pub since_step: Duration,
+}
 
 pub struct Client {
     commands: Sender<Command>,
     places: Places,
+    /// Of commands that wait to be executed. Requests have places of their own, and cancellations go with them.
+    command_places: Places,
+    pulse: Arc<Pulse>,
     metrics: Arc<SharedMetrics>,
     notices: Arc<Notices>,
     heap: Arc<HeapBudget>,
-    is_stopping: AtomicBool,
-    started: Instant,
     options: EngineOptions,
     model: Arc<Model>,
     layout: KvLayout,
@@ -70,16 +96,17 @@ impl Client {
         let driver = Driver::new(scheduler, &options);
         let (metrics, notices, heap) = driver.shared();
         haversack_memory::heap::release_free_pages();
-        let started = Instant::now();
-        let (commands, thread) = thread::spawn(driver, started).map_err(Error::Thread)?;
+        let pulse = Arc::new(Pulse::new());
+        let spawned = thread::spawn(driver, pulse.clone());
+        let (commands, thread) = spawned.map_err(Error::Thread)?;
         Ok(Client {
             commands,
             places: Places::new(places),
+            command_places: Places::new(COMMANDS_MAX),
+            pulse,
             metrics,
             notices,
             heap,
-            is_stopping: AtomicBool::new(false),
-            started,
             options,
             model,
             layout,
@@ -116,7 +143,7 @@ impl Client {
 
     /// On the clock of deadlines.
     pub fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.pulse.now()
     }
 
     pub fn metrics(&self) -> Metrics {
@@ -134,13 +161,34 @@ impl Client {
         self.notices.subscribe()
     }
 
+    /// How the engine is, without asking its thread.
+    pub fn health(&self) -> EngineHealth {
+        let taken = (self.options.batch + self.options.queue).saturating_sub(self.places.free());
+        let active = self.metrics.active().min(taken);
+        EngineHealth {
+            status: match (self.pulse.has_ended(), self.is_stopping()) {
+                (true, _) => EngineStatus::Ended,
+                (false, true) => EngineStatus::Stopping,
+                (false, false) => EngineStatus::Serving,
+            },
+            active,
+            waiting: taken - active,
+            since_step: self.now().saturating_sub(self.pulse.last()),
+        }
+    }
+
+    /// Whether a request would find a place now.
+    pub fn has_place(&self) -> bool {
+        self.places.free() > 0
+    }
+
     pub fn is_stopping(&self) -> bool {
-        self.is_stopping.load(Ordering::Relaxed)
+        self.pulse.is_stopping.load(Ordering::Relaxed)
     }
 
     /// Refuses every further request; answers that were accepted are finished.
     pub fn stop(&self) {
-        self.is_stopping.store(true, Ordering::Relaxed);
+        self.pulse.is_stopping.store(true, Ordering::Relaxed);
         self.tell(|thread| thread.driver.stop_reads());
     }
 
@@ -173,7 +221,7 @@ impl Client {
             Error::Busy
         })?;
         let (events, receiver) = bounded(options.max_behind);
-        let ids = self.ask(move |thread| {
+        let ids = self.ask_now(move |thread| {
             let mut ids = Vec::new();
             for (index, (request, permit)) in requests.into_iter().zip(permits).enumerate() {
                 let listener = Listener::new(index, options, events.clone(), Some(permit));
@@ -229,12 +277,35 @@ impl Client {
         number_read(events.recv())
     }
 
+    /// One of a bounded number of commands that wait; [`Error::Busy`] beyond that.
     fn ask<T: Send + 'static, E: Into<Error>>(
         &self,
         command: impl FnOnce(&mut EngineThread) -> Result<T, E> + Send + 'static,
     ) -> Reply<T> {
+        match self.command_places.try_acquire(1) {
+            Some(place) => self.ask_now(move |thread| {
+                drop(place);
+                command(thread)
+            }),
+            None => {
+                let (to, reply) = reply();
+                to.send(Err::<T, Error>(Error::Busy));
+                reply
+            }
+        }
+    }
+
+    /// For what has a place already. A command whose caller has stopped waiting is not executed.
+    fn ask_now<T: Send + 'static, E: Into<Error>>(
+        &self,
+        command: impl FnOnce(&mut EngineThread) -> Result<T, E> + Send + 'static,
+    ) -> Reply<T> {
         let (to, reply) = reply();
-        self.tell(move |thread| to.send(command(thread)));
+        self.tell(move |thread| {
+            if !to.is_closed() {
+                to.send(command(thread));
+            }
+        });
         reply
     }
 
@@ -243,19 +314,22 @@ impl Client {
         let _ = self.commands.send(Box::new(command));
     }
 
-    fn ask_scheduler<T: Send + 'static>(
+    fn ask_scheduler<'a, T: Send + 'static>(
         &self,
-        name: &str,
-        command: impl FnOnce(&mut Scheduler, &str) -> Result<T, SessionError> + Send + 'static,
+        name: impl Into<SessionName<'a>>,
+        command: impl FnOnce(&mut Scheduler, SessionName<'_>) -> Result<T, SessionError>
+        + Send
+        + 'static,
     ) -> Reply<T> {
+        let SessionName { owner, name } = name.into();
         let name = name.to_owned();
-        self.ask(move |thread| command(thread.driver.scheduler_mut(), &name))
+        self.ask(move |thread| command(thread.driver.scheduler_mut(), owner.session(&name)))
     }
 
     /// Of the conversation of this name, which is opened first.
-    fn ask_session<T: Send + 'static>(
+    fn ask_session<'a, T: Send + 'static>(
         &self,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         command: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> Result<T, SessionError>
         + Send
         + 'static,
@@ -265,77 +339,94 @@ impl Client {
         })
     }
 
-    /// Conversations in the sessions folder. Those that a limit of the folder asks for are removed first.
-    pub fn list(&self) -> Reply<ConversationList> {
-        self.ask(|thread| sessions::list(thread.driver.scheduler_mut()))
+    /// Conversations in the owner's folder. Those that a limit of the folder asks for are removed first.
+    pub fn list(&self, owner: Owner) -> Reply<ConversationList> {
+        self.ask(move |thread| sessions::list(thread.driver.scheduler_mut(), owner))
     }
 
     /// Opens a conversation. `false`: there is none of this name.
-    pub fn open(&self, name: &str) -> Reply<bool> {
+    pub fn open<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<bool> {
         self.ask_scheduler(name, sessions::open)
     }
 
     /// Deletes the conversation of this name if there is one, a damaged one too, so that another can begin.
-    pub fn make_way(&self, name: &str) -> Reply<()> {
+    pub fn make_way<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<()> {
         self.ask_scheduler(name, sessions::make_way)
     }
 
     /// With its last turns, at most this many.
-    pub fn view(&self, name: &str, turns: usize) -> Reply<ConversationView> {
+    pub fn view<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        turns: usize,
+    ) -> Reply<ConversationView> {
         self.ask_scheduler(name, move |all, name| sessions::view(all, name, turns))
     }
 
     /// Copies a conversation under a new name.
-    pub fn fork(&self, name: &str, to: String) -> Reply<ConversationView> {
+    pub fn fork<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        to: String,
+    ) -> Reply<ConversationView> {
         self.ask_scheduler(name, move |all, name| {
             all.fork_session(name, &to)?;
-            sessions::view(all, &to, sessions::VIEW_TURNS_MAX)
+            sessions::view(all, name.owner.session(&to), sessions::VIEW_TURNS_MAX)
         })
     }
 
-    pub fn delete(&self, name: &str) -> Reply<()> {
+    pub fn delete<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<()> {
         self.ask_scheduler(name, sessions::delete)
     }
 
     /// Saves a conversation and frees its memory; its next turn opens it again.
-    pub fn suspend(&self, name: &str) -> Reply<()> {
+    pub fn suspend<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<()> {
         self.ask_session(name, |runtime, all, id| all.suspend(runtime, id))
     }
 
-    /// Makes `history` what was said last: retracts the turns after it.
-    pub fn rewind(&self, name: &str, history: History) -> Reply<Rewound> {
-        self.ask_scheduler(name, move |all, name| sessions::rewind(all, name, &history))
+    /// Makes `history` what was said last: retracts the turns after it, if the conversation began with `system` (an empty
+    /// one matches all).
+    pub fn rewind<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        system: String,
+        history: History,
+    ) -> Reply<Rewound> {
+        self.ask_scheduler(name, move |all, name| {
+            sessions::rewind(all, name, &system, &history)
+        })
     }
 
-    pub fn revoke_fact(&self, name: &str, number: u64) -> Reply<()> {
+    pub fn revoke_fact<'a>(&self, name: impl Into<SessionName<'a>>, number: u64) -> Reply<()> {
         self.ask_session(name, move |runtime, all, id| {
             all.revoke(runtime, id, number)
         })
     }
 
     /// States that hold, with their numbers.
-    pub fn states(&self, name: &str) -> Reply<Vec<(u64, String)>> {
+    pub fn states<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<Vec<(u64, String)>> {
         self.ask_scheduler(name, sessions::states)
     }
 
-    pub fn delete_state(&self, name: &str, number: u64) -> Reply<()> {
+    pub fn delete_state<'a>(&self, name: impl Into<SessionName<'a>>, number: u64) -> Reply<()> {
         self.ask_session(name, move |runtime, all, id| {
             all.drop_state(runtime, id, number)
         })
     }
 
     /// The next answer sees this turn, wherever its rows are.
-    pub fn recall(&self, name: &str, turn: u64) -> Reply<()> {
+    pub fn recall<'a>(&self, name: impl Into<SessionName<'a>>, turn: u64) -> Reply<()> {
         self.ask_session(name, move |_, all, id| all.recall(id, turn))
     }
 
     /// Deletes the last turn; replies its number, `None` where there was none.
-    pub fn retract(&self, name: &str) -> Reply<Option<u64>> {
+    pub fn retract<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<Option<u64>> {
         self.ask_session(name, |runtime, all, id| all.retract(runtime, id))
     }
 
-    pub fn memory(&self) -> Reply<MemoryReport> {
-        self.ask(|thread| Ok::<_, Error>(thread.driver.scheduler().memory_report()))
+    /// Where every byte is, with the sequences of this owner.
+    pub fn memory(&self, owner: Owner) -> Reply<MemoryReport> {
+        self.ask(move |thread| Ok::<_, Error>(thread.driver.scheduler().memory_report(owner)))
     }
 
     /// The pages of keys and values, as the kernel reports them.
@@ -355,11 +446,22 @@ impl Client {
 
     /// Overrides how hot the device is; `None`: what the device says.
     pub fn set_thermal(&self, thermal: Option<Thermal>) {
-        self.tell(move |thread| thread.device.set(|device| device.thermal = thermal));
+        self.set_device(move |device| device.thermal = thermal);
     }
 
     pub fn set_pressure(&self, pressure: Pressure) {
-        self.tell(move |thread| thread.device.set(|device| device.pressure = pressure));
+        self.set_device(move |device| device.pressure = pressure);
+    }
+
+    fn set_device(&self, set: impl FnOnce(&mut Device) + Send + 'static) {
+        let Some(place) = self.command_places.try_acquire(1) else {
+            log::warn!("what was said of the device is not heard: too many commands wait");
+            return;
+        };
+        self.tell(move |thread| {
+            drop(place);
+            thread.device.set(set);
+        });
     }
 
     /// Compiles a constraint for structured output. Takes up to seconds and blocks, the first time longest: the

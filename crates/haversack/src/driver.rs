@@ -3,7 +3,7 @@
 
 use crate::alerts::{AlertWatch, Watched};
 use crate::channel::{Sender, TrySendError, bounded, lock};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, of_request};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{Notice, Notices};
 use crate::options::{EngineOptions, EventOptions};
@@ -292,6 +292,12 @@ fn ledger_level(scheduler: &Scheduler) -> LedgerLevel {
 }
 
 fn count(metrics: &mut Metrics, event: &RequestEvent<'_>) {
+    // The step goes on: how many are active must be true before it ends.
+    metrics.active = match event {
+        RequestEvent::Admitted => metrics.active + 1,
+        RequestEvent::Token { .. } | RequestEvent::PromptRead { .. } => metrics.active,
+        _ => metrics.active.saturating_sub(1),
+    };
     match event {
         RequestEvent::Token { .. } => metrics.sampled_tokens += 1,
         RequestEvent::Completed(completed, held) => {
@@ -302,7 +308,10 @@ fn count(metrics: &mut Metrics, event: &RequestEvent<'_>) {
             metrics.count_end(answer.finish);
             metrics.count_turn(&answer.context);
         }
-        RequestEvent::Failed(_) => metrics.failed += 1,
+        RequestEvent::Failed(error) => match of_request(error) {
+            ErrorKind::InvalidInput => metrics.unfollowed += 1,
+            _ => metrics.failed += 1,
+        },
         RequestEvent::Admitted
         | RequestEvent::PromptRead { .. }
         | RequestEvent::SessionRead { .. } => {}

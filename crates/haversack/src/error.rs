@@ -5,6 +5,7 @@ use haversack_conversations::scheduler::{RequestError, SubmitError};
 use haversack_conversations::session::{LimitError, SessionError};
 use haversack_engine::encoder::EncoderError;
 use haversack_engine::runtime::bounds::BoundsError;
+use haversack_engine::runtime::generate::GenerateError;
 use haversack_engine::sample::SampleError;
 use haversack_engine::{LoadError, RuntimeError, StepError};
 use haversack_gguf::{GgufError, Problem};
@@ -111,11 +112,9 @@ impl Error {
             Error::Busy => ErrorKind::Busy,
             Error::Closed => ErrorKind::Closed,
             Error::CutOff => ErrorKind::Cancelled,
-            Error::Request(error) => match &**error {
-                RequestError::Step(error) if error.is_cannot_fit() => ErrorKind::OutOfMemory,
-                _ => ErrorKind::Internal,
-            },
-            Error::Sample(_) | Error::Panicked => ErrorKind::Internal,
+            Error::Request(error) => of_request(error),
+            Error::Sample(error) => of_sample(error),
+            Error::Panicked => ErrorKind::Internal,
             Error::Thread(_) => ErrorKind::Io,
         }
     }
@@ -161,6 +160,25 @@ fn of_submit(error: &SubmitError) -> ErrorKind {
         SubmitError::MemoryPromised { .. } => ErrorKind::OutOfMemory,
         SubmitError::Session(error) => of_session(error),
         SubmitError::Step(error) => of_step(error),
+        _ => ErrorKind::InvalidInput,
+    }
+}
+
+pub(crate) fn of_request(error: &RequestError) -> ErrorKind {
+    match error {
+        RequestError::Sample(error) => of_sample(error),
+        RequestError::Step(error) if error.is_cannot_fit() => ErrorKind::OutOfMemory,
+        RequestError::Session(SessionError::Generate(GenerateError::Sample(error))) => {
+            of_sample(error)
+        }
+        _ => ErrorKind::Internal,
+    }
+}
+
+/// What a request forbids or asks for may leave no token; logits that are no numbers are no request's doing.
+fn of_sample(error: &SampleError) -> ErrorKind {
+    match error {
+        SampleError::Nan(_) | SampleError::Empty => ErrorKind::Internal,
         _ => ErrorKind::InvalidInput,
     }
 }

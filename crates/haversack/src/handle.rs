@@ -8,7 +8,9 @@ use crate::options::EngineOptions;
 use crate::prompt::Prompt;
 use crate::thread::Pressure;
 use haversack_conversations::scheduler::MemoryReport;
-use haversack_conversations::session::{ListedSession, SessionOptions, SessionSettings, Sessions};
+use haversack_conversations::session::{
+    ListedSession, Owner, SessionOptions, SessionSettings, Sessions,
+};
 use haversack_engine::device::Thermal;
 use haversack_engine::encoder::{Encoder, EncoderOptions};
 use haversack_engine::kv_quality::probe;
@@ -61,7 +63,7 @@ impl Engine {
 
     /// Conversations in the sessions folder.
     pub fn conversations(&self) -> Result<Vec<ListedSession>, Error> {
-        Ok(self.0.list().wait()?.sessions)
+        Ok(self.0.list(Owner::default()).wait()?.sessions)
     }
 
     /// A text to go on with, outside of any conversation.
@@ -76,7 +78,7 @@ impl Engine {
 
     /// Where every byte of the budget is: the ledger, by conversation, zone and codec.
     pub fn memory(&self) -> Result<MemoryReport, Error> {
-        self.0.memory().wait()
+        self.0.memory(Owner::default()).wait()
     }
 
     /// The pages of keys and values, as the kernel reports them.

@@ -64,12 +64,13 @@ mod thread;
 
 pub use answer::{Answer, AnswerStream};
 pub use channel::Reply;
-pub use client::{AnswerEvents, Client};
+pub use client::{AnswerEvents, Client, EngineHealth, EngineStatus};
 pub use conversation::{Conversation, ConversationBuilder};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind};
 pub use handle::{ByteAmount, Engine, EngineBuilder};
 pub use haversack_conversations::scheduler::MemoryReport;
+pub use haversack_conversations::session::{Owner, Requester, SessionName};
 pub use metrics::{CacheCounters, Metrics};
 pub use notices::{Notice, NoticeReceiver};
 pub use options::{EngineOptions, EventOptions};

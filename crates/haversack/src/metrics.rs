@@ -26,7 +26,10 @@ pub struct Metrics {
     pub sampled_tokens: u64,
     pub completed: u64,
     pub cancelled: u64,
+    /// Requests that failed through no fault of their own.
     pub failed: u64,
+    /// Requests that asked for what could not be followed, such as a form that takes too much.
+    pub unfollowed: u64,
     /// Requests that found no place.
     pub refused: u64,
     pub prefix_cache: PrefixCacheStats,
@@ -98,6 +101,10 @@ pub(crate) struct SharedMetrics {
 }
 
 impl SharedMetrics {
+    pub fn active(&self) -> usize {
+        lock(&self.metrics).active
+    }
+
     pub fn snapshot(&self) -> Metrics {
         Metrics {
             refused: self.refused.load(Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! Places in the queue and the batch, counted without a lock: a request that finds none is refused at once.
+//! Places of requests and of commands, counted without a lock: whoever finds none is refused at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +12,10 @@ pub(crate) struct Permit(Places);
 impl Places {
     pub fn new(count: usize) -> Places {
         Places(Arc::new(AtomicUsize::new(count)))
+    }
+
+    pub fn free(&self) -> usize {
+        self.0.load(Ordering::Acquire)
     }
 
     /// All of them or none.

@@ -5,6 +5,7 @@ use crate::client::{AnswerEvents, Client};
 use crate::error::Error;
 use crate::options::EventOptions;
 use haversack_conversations::scheduler::{Priority, Request, RequestKind};
+use haversack_conversations::session::Requester;
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{Constraint, SampleOptions};
 use haversack_memory::clock::now_ms;
@@ -39,7 +40,7 @@ pub struct Prompt {
     #[cfg(feature = "grammar")]
     shape: Option<Result<haversack_grammar::Shape, Error>>,
     priority: Priority,
-    owner: u64,
+    owner: Requester,
     timeout: Option<Duration>,
     continues: bool,
     borders: Vec<usize>,
@@ -75,7 +76,7 @@ impl Prompt {
             #[cfg(feature = "grammar")]
             shape: None,
             priority: Priority::default(),
-            owner: 0,
+            owner: Requester::default(),
             timeout: None,
             continues: false,
             borders: Vec::new(),
@@ -145,9 +146,9 @@ impl Prompt {
         self
     }
 
-    /// Whose request it is: the scheduler serves owners in turn.
-    pub fn owner(mut self, owner: u64) -> Prompt {
-        self.owner = owner;
+    /// Whose request it is: the scheduler serves owners in turn, and the users of each.
+    pub fn owner(mut self, owner: impl Into<Requester>) -> Prompt {
+        self.owner = owner.into();
         self
     }
 

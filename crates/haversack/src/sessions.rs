@@ -2,7 +2,8 @@
 
 use haversack_conversations::scheduler::Scheduler;
 use haversack_conversations::session::{
-    ListedSession, RemovedSession, SessionError, SessionId, SessionStats, Sessions, TurnView,
+    ListedSession, Owner, RemovedSession, SessionError, SessionId, SessionName, SessionStats,
+    Sessions, TurnView,
 };
 use haversack_engine::Runtime;
 use haversack_engine::runtime::SequenceUsage;
@@ -34,17 +35,23 @@ pub struct ConversationList {
     pub removed: Vec<RemovedSession>,
 }
 
-pub(crate) fn list(scheduler: &mut Scheduler) -> Result<ConversationList, SessionError> {
+pub(crate) fn list(
+    scheduler: &mut Scheduler,
+    owner: Owner,
+) -> Result<ConversationList, SessionError> {
     scheduler.keep_session_limits(now_ms())?;
     let sessions = scheduler.sessions().ok_or(SessionError::NoSessions)?;
     Ok(ConversationList {
-        sessions: sessions.list()?,
-        removed: sessions.removed(),
+        sessions: sessions.list(owner)?,
+        removed: sessions.removed(owner),
     })
 }
 
 /// Deletes the conversation of this name if there is one, whatever its file holds.
-pub(crate) fn make_way(scheduler: &mut Scheduler, name: &str) -> Result<(), SessionError> {
+pub(crate) fn make_way(
+    scheduler: &mut Scheduler,
+    name: SessionName<'_>,
+) -> Result<(), SessionError> {
     match exists(scheduler, name) {
         true => delete(scheduler, name),
         false => Ok(()),
@@ -52,7 +59,7 @@ pub(crate) fn make_way(scheduler: &mut Scheduler, name: &str) -> Result<(), Sess
 }
 
 /// Opens the conversation of this name. `false`: there is none.
-pub(crate) fn open(scheduler: &mut Scheduler, name: &str) -> Result<bool, SessionError> {
+pub(crate) fn open(scheduler: &mut Scheduler, name: SessionName<'_>) -> Result<bool, SessionError> {
     if !exists(scheduler, name) {
         return Ok(false);
     }
@@ -65,7 +72,7 @@ pub(crate) fn open(scheduler: &mut Scheduler, name: &str) -> Result<bool, Sessio
 
 pub(crate) fn view(
     scheduler: &mut Scheduler,
-    name: &str,
+    name: SessionName<'_>,
     max_turns: usize,
 ) -> Result<ConversationView, SessionError> {
     scheduler.with_session(name, |runtime, sessions, id| {
@@ -89,7 +96,7 @@ pub(crate) fn view(
 /// States that hold, with their numbers.
 pub(crate) fn states(
     scheduler: &mut Scheduler,
-    name: &str,
+    name: SessionName<'_>,
 ) -> Result<Vec<(u64, String)>, SessionError> {
     scheduler.with_session(name, |_, sessions, id| {
         let states = sessions.turns(id)?.into_iter().filter(|turn| turn.is_state);
@@ -106,29 +113,42 @@ pub enum Rewound {
     Same,
     /// The conversation went another way, and is as it was.
     Other,
+    /// It began with another system text.
+    OtherSystem,
     /// There is no conversation of this name.
     Absent,
 }
 
-/// Makes `history` what was said last: retracts the turns after it.
+/// Makes `history` what was said last: retracts the turns after it. An empty system text matches every beginning.
 pub(crate) fn rewind(
     scheduler: &mut Scheduler,
-    name: &str,
+    name: SessionName<'_>,
+    system: &str,
     history: &History,
 ) -> Result<Rewound, SessionError> {
     if !exists(scheduler, name) {
         return Ok(Rewound::Absent);
     }
+    let began = |sessions: &Sessions| match system.is_empty() {
+        true => Ok(true),
+        false => sessions.began_with(name, system),
+    };
     let rewound = scheduler.with_session(name, |runtime, sessions, id| {
-        retract_after(runtime, sessions, id, history)
+        Ok(match began(sessions)? {
+            false => Rewound::OtherSystem,
+            true if retract_after(runtime, sessions, id, history)? => Rewound::Same,
+            true => Rewound::Other,
+        })
     });
-    match rewound {
+    match (rewound, scheduler.sessions()) {
         // Its next turn opens it, once there is room.
-        Err(error) if error.is_cannot_fit() && history.is_empty() => Ok(Rewound::Same),
-        rewound => Ok(match rewound? {
-            true => Rewound::Same,
-            false => Rewound::Other,
-        }),
+        (Err(error), Some(sessions)) if error.is_cannot_fit() && history.is_empty() => {
+            Ok(match began(sessions)? {
+                true => Rewound::Same,
+                false => Rewound::OtherSystem,
+            })
+        }
+        (rewound, _) => rewound,
     }
 }
 
@@ -215,7 +235,7 @@ impl SaidMessage {
 }
 
 /// A conversation without a file is deleted once it is closed.
-pub(crate) fn delete(scheduler: &mut Scheduler, name: &str) -> Result<(), SessionError> {
+pub(crate) fn delete(scheduler: &mut Scheduler, name: SessionName<'_>) -> Result<(), SessionError> {
     let sessions = scheduler.sessions();
     let is_in_memory_only = sessions.is_some_and(|s| s.options().dir.is_none() && s.exists(name));
     match scheduler.delete_session(name) {
@@ -224,6 +244,6 @@ pub(crate) fn delete(scheduler: &mut Scheduler, name: &str) -> Result<(), Sessio
     }
 }
 
-fn exists(scheduler: &Scheduler, name: &str) -> bool {
+fn exists(scheduler: &Scheduler, name: SessionName<'_>) -> bool {
     scheduler.sessions().is_some_and(|s| s.exists(name))
 }

@@ -3,6 +3,8 @@
 use crate::driver::Driver;
 use haversack_engine::device::{Thermal, governor};
 use haversack_memory::{Reading, Readings, ThermalZones};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -69,6 +71,54 @@ impl Device {
     }
 }
 
+/// Whether the engine's thread is there and when it last came round, for callers that must not wait for it.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    /// The beginning of the clock of deadlines.
+    started: Instant,
+    /// No further request is accepted.
+    pub is_stopping: AtomicBool,
+    has_ended: AtomicBool,
+    last_ms: AtomicU64,
+}
+
+impl Pulse {
+    pub fn new() -> Pulse {
+        Pulse {
+            started: Instant::now(),
+            is_stopping: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            last_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    pub fn last(&self) -> Duration {
+        Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
+    }
+
+    fn beat(&self) {
+        let now = self.now().as_millis() as u64;
+        self.last_ms.store(now, Ordering::Relaxed);
+    }
+}
+
+/// Says when the thread has ended, whatever ended it.
+struct EndNotice(Arc<Pulse>);
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::Release);
+    }
+}
+
 /// What a handle asks of the thread; executed between two steps.
 pub(crate) type Command = Box<dyn FnOnce(&mut EngineThread) + Send>;
 
@@ -76,24 +126,28 @@ pub(crate) struct EngineThread {
     pub driver: Driver,
     pub device: Device,
     commands: Receiver<Command>,
-    started: Instant,
+    pulse: Arc<Pulse>,
     pub is_stopping: bool,
 }
 
 pub(crate) fn spawn(
     driver: Driver,
-    started: Instant,
+    pulse: Arc<Pulse>,
 ) -> std::io::Result<(Sender<Command>, JoinHandle<()>)> {
     let (sender, commands) = channel();
+    let end = EndNotice(pulse.clone());
     let mut thread = EngineThread {
         driver,
         device: Device::open(),
         commands,
-        started,
+        pulse,
         is_stopping: false,
     };
     let named = std::thread::Builder::new().name("haversack".into());
-    let handle = named.spawn(move || thread.run())?;
+    let handle = named.spawn(move || {
+        let _end = end;
+        thread.run();
+    })?;
     Ok((sender, handle))
 }
 
@@ -101,7 +155,7 @@ impl EngineThread {
     fn run(&mut self) {
         while self.take_commands() {
             self.observe();
-            self.driver.step(self.started.elapsed());
+            self.driver.step(self.pulse.now());
         }
         self.driver.close();
     }
@@ -109,6 +163,7 @@ impl EngineThread {
     /// Executes the commands that wait; blocks while there is nothing to compute. `false`: the engine ends.
     fn take_commands(&mut self) -> bool {
         loop {
+            self.pulse.beat();
             let is_idle = self.driver.is_idle();
             if is_idle {
                 self.driver.publish();
@@ -147,7 +202,7 @@ impl EngineThread {
 
     /// Reads the device, if that is due.
     fn observe(&mut self) {
-        let now = self.started.elapsed();
+        let now = self.pulse.now();
         if now >= self.device.due {
             self.device.due = now + governor::INTERVAL;
             let (thermal, reading) = (self.device.thermal(), self.device.reading());

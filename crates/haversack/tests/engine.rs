@@ -5,18 +5,19 @@ mod common;
 use common::builder;
 use haversack::engine::device::Thermal;
 use haversack::engine::runtime::Finish;
-use haversack::engine::sample::SampleOptions;
+use haversack::engine::sample::{Constraint, ConstraintError, SampleOptions};
 use haversack::engine::{Policy, Retention};
 use haversack::memory::CountedHeap;
 use haversack::scheduler::Request;
 use haversack::session::SessionRead;
 use haversack::{
-    Answer, AnswerEvent, ContextSeen, Conversation, Engine, Error, ErrorKind, EventOptions,
-    Pressure,
+    Answer, AnswerEvent, Client, ContextSeen, Conversation, Engine, EngineStatus, Error, ErrorKind,
+    EventOptions, Owner, Pressure, Rewound, SessionName,
 };
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -431,7 +432,15 @@ fn the_same_calls_are_futures() {
         let read = Request::read("anna", SessionRead::create(opening), 0);
         assert_eq!(client.read(read).await?, 0);
         assert_eq!(engine.client().view("anna", 0).await?.facts.len(), 1);
-        assert_eq!(engine.client().memory().await?.sequences.len(), 1);
+        assert_eq!(
+            engine
+                .client()
+                .memory(Owner::default())
+                .await?
+                .sequences
+                .len(),
+            1
+        );
         Ok::<String, Error>(text)
     });
     assert_eq!(streamed.unwrap(), blocking);
@@ -533,4 +542,229 @@ fn heat_throttles_an_engine_of_one_caller() {
     let answer = endless(&engine, 24);
     until("it is slowed", || engine.metrics().throttle_level > 0);
     assert_eq!(text(answer), cool);
+}
+
+/// Begins a conversation of an owner.
+fn begin(client: &Client, name: SessionName<'_>, system: &str) -> Result<(), Error> {
+    let opening = client.texts()?.opening("", system, 0)?;
+    let request = Request {
+        owner: name.owner.user(0),
+        ..Request::read(name.name, SessionRead::create(opening), 0)
+    };
+    client.read_blocking(request).map(drop)
+}
+
+/// Fifty owners on one engine, each with the same names, texts and prompts, and each a session that no other has: every
+/// owner tries every other's session in every way there is, and finds what it would find alone.
+#[test]
+fn owners_share_nothing() {
+    const OWNERS: usize = 50;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path())
+        .sessions(dir.path().join("sessions"))
+        .prefix_cache(2 * OWNERS)
+        .start()
+        .unwrap();
+    let client = engine.client();
+    let owners: Vec<Owner> = (0..OWNERS)
+        .map(|i| Owner::new(&format!("owner-{i}")).unwrap())
+        .collect();
+    let own = |i: usize| format!("only-{i}");
+    let events = EventOptions {
+        max_behind: 8,
+        ..EventOptions::default()
+    };
+    let system = "The same instructions for everyone.".to_owned();
+    for (i, owner) in owners.iter().enumerate() {
+        begin(client, owner.session("diary"), &system).unwrap();
+        begin(client, owner.session(&own(i)), "").unwrap();
+        let view = client.view(owner.session(&own(i)), 0).wait().unwrap();
+        assert_eq!((view.stats.owner, view.stats.name), (*owner, own(i)));
+        client.suspend(owner.session("diary")).wait().unwrap();
+    }
+    // The text of each was computed for each; what the model begins with was computed once.
+    until("openings", || {
+        engine.metrics().stats.openings.iter().sum::<u64>() == 2 * OWNERS as u64
+    });
+    assert_eq!(engine.metrics().stats.openings[0], OWNERS as u64 + 1);
+
+    let missing = |error: Error| assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    for (i, owner) in owners.iter().enumerate() {
+        let mut names: Vec<String> = client
+            .list(*owner)
+            .wait()
+            .unwrap()
+            .sessions
+            .into_iter()
+            .map(|s| s.name)
+            .collect();
+        names.sort();
+        assert_eq!(names, ["diary".to_owned(), own(i)]);
+        let report = client.memory(*owner).wait().unwrap();
+        let named = report.sequences.iter().filter_map(|s| s.owner.session());
+        assert!(
+            named
+                .map(|s| &s.stats)
+                .all(|s| s.owner == *owner && names.contains(&s.name))
+        );
+        for j in (0..OWNERS).filter(|&j| j != i) {
+            let theirs = own(j);
+            let name = owner.session(&theirs);
+            let view = client.view(name, 9);
+            let fork = client.fork(name, "copy".into());
+            let delete = client.delete(name);
+            let (recall, retract) = (client.recall(name, 0), client.retract(name));
+            missing(view.wait().unwrap_err());
+            missing(fork.wait().unwrap_err());
+            missing(delete.wait().unwrap_err());
+            missing(recall.wait().unwrap_err());
+            missing(retract.wait().unwrap_err());
+            let turn = Request::turn(&theirs, "hello");
+            let fact = SessionRead::Fact {
+                fact: client.texts().unwrap().fact("x").unwrap(),
+                supersedes: None,
+            };
+            for request in [turn, Request::read(&theirs, fact, 0)] {
+                let owner = owner.user(0);
+                let asked = client.submit_blocking(vec![Request { owner, ..request }], events);
+                missing(asked.err().unwrap());
+            }
+        }
+    }
+
+    // The same beginning of the same user: known from the owner's own first request on.
+    let prompt: Vec<u32> = (10..140).collect();
+    let ask = |owner: &Owner, more: &[u32]| {
+        let mut request = Request {
+            owner: owner.user(7),
+            ..Request::completion([&prompt, more].concat())
+        };
+        request.options.tokens_max = Some(1);
+        let mut events = client.submit_blocking(vec![request], events).unwrap();
+        loop {
+            match events.recv().unwrap().1 {
+                AnswerEvent::Finished { report, .. } => match report.context {
+                    ContextSeen::Completion(held) => return held.reused,
+                    seen => panic!("{seen:?}"),
+                },
+                AnswerEvent::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+    };
+    for owner in &owners {
+        assert_eq!(ask(owner, &[]), 0, "{owner}");
+        assert_eq!(ask(owner, &[7, 8]), prompt.len(), "{owner}");
+    }
+
+    // A file that is moved to another owner is not opened there.
+    engine.close().unwrap();
+    drop(engine);
+    let folder = dir.path().join("sessions");
+    let file = |owner: &str| folder.join(owner).join("only-0.session");
+    std::fs::rename(file("owner-0"), file("owner-1")).unwrap();
+    let engine = builder(dir.path()).sessions(&folder).start().unwrap();
+    let refused = engine.client().view(owners[1].session("only-0"), 9).wait();
+    assert!(refused.unwrap_err().to_string().contains("tenant"));
+}
+
+/// A conversation is joined by its name only where the caller means the same one: what it began with counts.
+#[test]
+fn another_system_text_is_another_conversation() {
+    let dir = tempfile::tempdir().unwrap();
+    let sessions = dir.path().join("sessions");
+    let engine = builder(dir.path()).sessions(&sessions).start().unwrap();
+    let rewind = |engine: &Engine, name: &str, system: &str| {
+        let reply = engine.client().rewind(name, system.to_owned(), Vec::new());
+        reply.wait().unwrap()
+    };
+    let long = "This line is one of many that say nothing new. ".repeat(80);
+    for (name, system) in [("brief", "Be brief."), ("plain", ""), ("long", &long)] {
+        assert_eq!(rewind(&engine, name, system), Rewound::Absent);
+        begin(engine.client(), name.into(), system).unwrap();
+    }
+    let check = |engine: &Engine| {
+        for (name, system) in [("brief", " Be brief. "), ("plain", ""), ("long", &long)] {
+            assert_eq!(rewind(engine, name, system), Rewound::Same, "{name}");
+            assert_eq!(rewind(engine, name, ""), Rewound::Same, "{name}");
+            let other = rewind(engine, name, "Be someone else.");
+            assert_eq!(other, Rewound::OtherSystem, "{name}");
+        }
+    };
+    check(&engine);
+    let opening = engine.conversation("long").open().unwrap().facts().unwrap();
+    assert!(opening[0].1.len() < long.len(), "condensed: {opening:?}");
+    engine.close().unwrap();
+    drop(engine);
+    check(&builder(dir.path()).sessions(&sessions).start().unwrap());
+}
+
+/// Holds the engine's thread up until it hears something, then fails; or panics if there is nobody to hear.
+#[derive(Clone, Debug)]
+struct Held(Arc<Mutex<Receiver<()>>>);
+
+impl Constraint for Held {
+    fn allowed(&mut self) -> Result<&[u32], ConstraintError> {
+        let heard = self.0.lock().unwrap().recv();
+        heard.expect("this panic is part of a test");
+        Err(ConstraintError("it cannot be followed"))
+    }
+
+    fn take(&mut self, _: u32) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+
+    fn copy(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// While the engine's thread is busy, a bounded number of commands waits for it, those of callers that left are not
+/// executed, and how the engine is can be asked all the same. A form that cannot be followed is no failure of the engine.
+#[test]
+fn commands_that_wait_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let client = engine.client();
+    begin(client, "kept".into(), "").unwrap();
+    let (go, held) = channel();
+    let held = Box::new(Held(Arc::new(Mutex::new(held))));
+    let answer = engine.complete("a").constraint(held).send().unwrap();
+    until("it is computed", || client.health().active == 1);
+    drop(client.delete("kept"));
+    let waiting: Vec<_> = (0..2000).map(|_| client.view("kept", 0)).collect();
+    let health = client.health();
+    assert_eq!((health.status, health.active), (EngineStatus::Serving, 1));
+    go.send(()).unwrap();
+    let ended: Vec<_> = waiting.into_iter().map(|reply| reply.wait()).collect();
+    let is_busy =
+        |ended: &Result<_, Error>| ended.as_ref().is_err_and(|e| e.kind() == ErrorKind::Busy);
+    let busy = ended.iter().filter(|ended| is_busy(ended)).count();
+    assert!(
+        (1500..2000).contains(&busy),
+        "{busy} of 2000 are refused at once"
+    );
+    assert!(client.view("kept", 0).wait().is_ok());
+    let error = answer.collect::<Result<Vec<String>, Error>>().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let metrics = engine.metrics();
+    assert_eq!((metrics.failed, metrics.unfollowed), (0, 1));
+}
+
+#[test]
+fn an_engine_that_has_ended_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let (go, held) = channel::<()>();
+    let held = Box::new(Held(Arc::new(Mutex::new(held))));
+    let answer = engine.complete("a").constraint(held).send().unwrap();
+    drop(go);
+    let error = answer.collect::<Result<Vec<String>, Error>>().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    until("it has ended", || {
+        engine.client().health().status == EngineStatus::Ended
+    });
+    let closed = engine.client().view("anna", 0).wait().unwrap_err();
+    assert_eq!(closed.kind(), ErrorKind::Closed);
+    assert!(matches!(engine.close(), Err(Error::Panicked)));
 }

@@ -34,7 +34,12 @@ async fn read<T: DeserializeOwned>(
     heap: &Arc<HeapBudget>,
 ) -> Result<JsonBody<T>, Fail> {
     let text = |name| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
-    let kind = text(header::CONTENT_TYPE).unwrap_or("application/json");
+    // What a page of another site sends without asking first has no type, or another one.
+    let usual = match headers.contains_key(header::ORIGIN) {
+        true => "",
+        false => "application/json",
+    };
+    let kind = text(header::CONTENT_TYPE).unwrap_or(usual);
     let kind = kind.split(';').next().unwrap_or_default().trim();
     let wrong = |accepted| Fail::status(StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted);
     if !kind.eq_ignore_ascii_case("application/json") {

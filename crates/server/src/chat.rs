@@ -9,14 +9,17 @@ use super::tool_calls::Functions;
 use super::tools::{self, ToolSet};
 use super::types::{ChatMessage, ChatRequest};
 use super::{request, sessions, structured};
+use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use haversack::Owner;
 use haversack::engine::Model;
 use haversack::text::chat::{EncodedChat, encode_chat_with_borders};
 use haversack::text::template::RenderOptions;
 
 pub async fn chat(
     State(server): Server,
+    Extension(owner): Extension<Owner>,
     JsonBody(request, reserved): JsonBody<ChatRequest>,
 ) -> Result<Response, Fail> {
     let has_logprobs = request.logprobs == Some(true);
@@ -26,9 +29,9 @@ pub async fn chat(
     let tools = request.common.tools.as_deref().unwrap_or_default();
     let once = request.parallel_tool_calls == Some(false);
     let tools = ToolSet::read(tools, request.tool_choice.as_ref(), once)?;
-    let message = sessions::bind(&server, &request).await?;
+    let message = sessions::bind(&server, owner, &request).await?;
     if let (Some(message), Some(tools)) = (&message, &tools) {
-        sessions::tell_tools(&server, &message.session, tools).await?;
+        sessions::tell_tools(&server, owner.session(&message.session), tools).await?;
     }
     let here = server.clone();
     // Tokenizing a long prompt and compiling a schema take a while: other clients are served meanwhile.
@@ -54,6 +57,7 @@ pub async fn chat(
             },
             stops: &stops,
             top,
+            owner,
             constraint: constraint?,
             callable,
         };

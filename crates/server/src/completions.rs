@@ -7,14 +7,17 @@ use super::request::EndpointFields;
 use super::state::Server;
 use super::types::{CompletionPrompt, CompletionRequest};
 use super::{request, structured};
+use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use haversack::Owner;
 use haversack::engine::Model;
 use haversack::text::chat::EncodedChat;
 use haversack::text::tokenizer::EncodeOptions;
 
 pub async fn completions(
     State(server): Server,
+    Extension(owner): Extension<Owner>,
     JsonBody(request, reserved): JsonBody<CompletionRequest>,
 ) -> Result<Response, Fail> {
     let here = server.clone();
@@ -35,6 +38,7 @@ pub async fn completions(
                 borders: Vec::new(),
             },
             top: request.logprobs,
+            owner,
             constraint: structured::constraint(client, shape)?,
             ..EndpointFields::default()
         };

@@ -5,8 +5,10 @@ use super::body::JsonBody;
 use super::fail::Fail;
 use super::json::list;
 use super::state::Server;
-use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use haversack::Owner;
 use haversack::engine::device::Thermal;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -30,10 +32,16 @@ pub async fn show(State(server): Server) -> Json<Value> {
     }))
 }
 
+/// For whoever runs the server: it slows down every owner.
 pub async fn tell(
     State(server): Server,
+    Extension(owner): Extension<Owner>,
     JsonBody(ThermalRequest { thermal }, _): JsonBody<ThermalRequest>,
 ) -> Result<Json<Value>, Fail> {
+    if !owner.is_unnamed() {
+        let why = "the device is set by the owner without a name";
+        return Err(Fail::status(StatusCode::FORBIDDEN, why));
+    }
     let known = |name: String| {
         let mut states = Thermal::ALL.into_iter();
         states.find(|state| state.name() == name).ok_or_else(|| {

@@ -4,6 +4,7 @@ use super::body::JsonBody;
 use super::fail::{Fail, refuse, require};
 use super::json::list;
 use super::limits;
+use super::request::check_model;
 use super::state::Server;
 use axum::extract::State;
 use base64::Engine;
@@ -38,6 +39,7 @@ pub async fn embeddings(
         Some("base64") => true,
         Some(_) => return refuse("encoding_format", "accepted: float, base64"),
     };
+    check_model(request.model.as_ref())?;
     let is_known = request.dimensions.is_none_or(|n| n == DIMENSIONS as u64);
     require(is_known, "dimensions", format!("accepted: {DIMENSIONS}"))?;
     let (embedded, tokens) = server.encoder.embed(texts(request.input)?).await?;

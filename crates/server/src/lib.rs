@@ -15,6 +15,7 @@ mod auth;
 mod body;
 mod chat;
 mod completions;
+mod connections;
 mod device;
 mod embeddings;
 mod encoder;
@@ -39,11 +40,13 @@ pub use auth::Auth;
 pub use state::ServerState;
 
 use axum::extract::{Path, State};
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
+use connections::{Reserved, WatchedStream};
 use fail::Fail;
+use haversack::{EngineStatus, Owner};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -52,7 +55,6 @@ use state::Server;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 /// Path, method and handler of every endpoint. `openapi.json` describes them.
 fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<ServerState>>)> {
@@ -115,14 +117,27 @@ fn router(server: Arc<ServerState>) -> Router {
         .with_state(server)
 }
 
-async fn health(State(server): Server) -> Json<Value> {
-    let metrics = server.engine.metrics();
-    let is_stopping = server.client().is_stopping();
-    Json(json!({
-        "status": if is_stopping { "stopping" } else { "ok" },
-        "active": metrics.active,
-        "waiting": metrics.waiting,
-    }))
+/// Answered without the engine's thread. Says how many requests there are to those who have a key.
+async fn health(State(server): Server, owner: Option<Extension<Owner>>) -> Response {
+    let health = server.client().health();
+    let (status, word) = match health.status {
+        EngineStatus::Serving => (StatusCode::OK, "ok"),
+        EngineStatus::Stopping => (StatusCode::OK, "stopping"),
+        EngineStatus::Ended => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
+    };
+    let mut document = json!({ "status": word });
+    if owner.is_some() {
+        document["active"] = json!(health.active);
+        document["waiting"] = json!(health.waiting);
+    }
+    (status, Json(document)).into_response()
+}
+
+/// Waits for the end of the engine's thread, which must not end while it serves.
+async fn engine_end(server: &ServerState) {
+    while server.client().health().status != EngineStatus::Ended {
+        tokio::time::sleep(limits::END_CHECK).await;
+    }
 }
 
 async fn models(State(server): Server) -> Json<Value> {
@@ -146,7 +161,12 @@ fn model_json(server: &ServerState) -> Value {
     })
 }
 
-/// Serves until `stop` ends; then finishes the answers under way, for at most [`limits::STOP_TIME`].
+fn ended() -> std::io::Error {
+    std::io::Error::other("the engine's thread has ended")
+}
+
+/// Serves until `stop` ends; then finishes the answers under way, for at most [`limits::STOP_TIME`]. Fails where the engine's
+/// thread ends before.
 pub async fn serve(
     listener: TcpListener,
     server: Arc<ServerState>,
@@ -154,41 +174,51 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let app = router(server.clone());
     let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(limits::CONNECTIONS));
     let mut stop = std::pin::pin!(stop);
+    let mut end = std::pin::pin!(engine_end(&server));
     loop {
-        let place = places.clone().acquire_owned();
-        let (place, stream) = tokio::select! {
-            place = place => match place {
-                Ok(place) => tokio::select! {
-                    accepted = listener.accept() => match accepted {
-                        Ok((stream, _)) => (place, stream),
-                        // Out of file descriptors, or the client left early: the next one may succeed.
-                        Err(error) => {
-                            log::warn!("a connection could not be accepted: {error}");
-                            tokio::time::sleep(Duration::from_millis(50)).await;
-                            continue;
-                        }
-                    },
-                    () = &mut stop => break,
-                },
-                Err(_) => break,
+        let accepted = async {
+            let free = server.connections.free_place().await?;
+            Some((free, listener.accept().await))
+        };
+        let (free, accepted) = tokio::select! {
+            accepted = accepted => match accepted {
+                Some(accepted) => accepted,
+                None => break,
             },
             () = &mut stop => break,
+            () = &mut end => return Err(ended()),
+        };
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            // Out of file descriptors, or the client left early: the next one may succeed.
+            Err(error) => {
+                log::warn!("a connection could not be accepted: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
         };
         let _ = stream.set_nodelay(true);
-        let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new())
-            .header_read_timeout(limits::HEADER_TIME)
-            .max_buf_size(limits::HEADER_BYTES)
-            .half_close(false);
-        let service = TowerToHyperService::new(app.clone());
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+        let (app, watcher) = (app.clone(), graceful.watcher());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let Some(place) = free.take(address.ip()).await else {
+                return;
+            };
+            let (app, header_time) = match place.is_reserved() {
+                true => (app.layer(Extension(Reserved)), limits::RESERVE_TIME),
+                false => (app, limits::HEADER_TIME),
+            };
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new())
+                .keep_alive(!place.is_reserved())
+                .header_read_timeout(header_time)
+                .max_buf_size(limits::HEADER_BYTES)
+                .half_close(false);
+            let stream = TokioIo::new(WatchedStream::new(stream, limits::WRITE_TIME));
+            let connection = http.serve_connection(stream, TowerToHyperService::new(app));
+            if let Err(error) = watcher.watch(connection).await {
                 log::debug!("a connection ended: {error}");
             }
-            drop(place);
         });
     }
     server.client().stop();
@@ -203,6 +233,7 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use haversack::engine::sample::{Constraint, ConstraintError};
     use std::collections::BTreeSet;
 
     #[test]
@@ -243,5 +274,50 @@ mod tests {
             let place = reference.strip_prefix('#').unwrap();
             assert!(document.pointer(place).is_some(), "{reference}");
         }
+    }
+
+    /// Panics on the engine's thread.
+    #[derive(Clone, Debug)]
+    struct Fault;
+
+    impl Constraint for Fault {
+        fn allowed(&mut self) -> Result<&[u32], ConstraintError> {
+            panic!("this panic is part of a test")
+        }
+
+        fn take(&mut self, _: u32) -> Result<(), ConstraintError> {
+            Ok(())
+        }
+
+        fn copy(&self) -> Box<dyn Constraint> {
+            Box::new(Fault)
+        }
+    }
+
+    #[test]
+    fn a_server_whose_engine_ends_says_so_and_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("tiny.gguf");
+        let spec = haversack_testing::models::Spec::named("llama").unwrap();
+        spec.write_file(&model).unwrap();
+        let engine = haversack::Engine::open(model)
+            .memory("64M")
+            .start()
+            .unwrap();
+        let state = ServerState::new(engine.clone(), Auth::default(), "tiny".into(), true);
+        let state = Arc::new(state);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let status = async || health(State(state.clone()), None).await.status();
+            assert_eq!(status().await, StatusCode::OK);
+            let fault = engine.complete("a").constraint(Box::new(Fault));
+            let _answer = fault.await.unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let served = serve(listener, state.clone(), std::future::pending());
+            let error = served.await.unwrap_err();
+            assert_eq!(error.to_string(), "the engine's thread has ended");
+            assert_eq!(status().await, StatusCode::SERVICE_UNAVAILABLE);
+        });
     }
 }

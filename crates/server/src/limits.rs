@@ -15,12 +15,24 @@ pub const BODY_TIME: Duration = Duration::from_secs(30);
 pub const BODY_PAUSE: Duration = Duration::from_secs(5);
 /// How long a body waits for room in the budget: an idle engine looks every second.
 pub const BODY_ROOM: Duration = Duration::from_secs(2);
-/// At the same time.
+/// At the same time, and of one address.
 pub const CONNECTIONS: usize = 256;
+pub const PER_ADDRESS: usize = 192;
+/// Beyond those, for clients that have a key and for `/health`; they send the head of a request within this time.
+pub const RESERVE: usize = 32;
+pub const RESERVE_TIME: Duration = Duration::from_secs(1);
+/// Connections that wait for the reserve, and for how long.
+pub const RESERVE_WAITING: usize = 64;
+pub const RESERVE_WAIT: Duration = Duration::from_secs(5);
+/// For this many bytes of output, or all there is, once the client does not take more at once.
+pub const WRITE_TIME: Duration = Duration::from_secs(10);
+pub const WRITE_PROGRESS: usize = 16 << 10;
 /// From the request to the last token.
 pub const REQUEST_TIME: Duration = Duration::from_secs(600);
 /// Between a signal to stop and the end of the last answer.
 pub const STOP_TIME: Duration = Duration::from_secs(30);
+/// How often the server looks whether its engine is still there.
+pub const END_CHECK: Duration = Duration::from_millis(100);
 /// Tokens that a reader may be behind.
 pub const BEHIND: usize = 512;
 /// Of an answer where the request names no limit.
@@ -29,6 +41,9 @@ pub const TOKENS: usize = 1024;
 pub const TOOLS: usize = 128;
 /// Answers to one request.
 pub const CHOICES: u64 = 8;
+/// Of the names that an answer repeats: the model's, and what comes with a response.
+pub const MODEL_BYTES: usize = 256;
+pub const METADATA_BYTES: usize = 16 << 10;
 pub const STOPS: usize = 16;
 pub const STOP_BYTES: usize = 1024;
 pub const TOP_LOGPROBS: u64 = 20;

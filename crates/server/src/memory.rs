@@ -1,8 +1,10 @@
-//! `/v1/memory`: where every byte and every token is, between two steps. It contains no text of prompts or answers.
+//! `/v1/memory`: where every byte is, and every token of the owner that asks, between two steps. It contains no text of
+//! prompts or answers.
 
 use super::fail::Fail;
 use super::json::list;
 use super::state::Server;
+use axum::Extension;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -11,14 +13,20 @@ use haversack::scheduler::memory_report::{SequenceOwner, SequenceReport, form_na
 use haversack::scheduler::token_map::{BlockSource, TokenMap};
 use haversack::session::report::{SessionReport, TurnReport};
 use haversack::session::turns::{Turn, TurnPlace};
-use haversack::{MemoryReport, Metrics};
+use haversack::{MemoryReport, Metrics, Owner};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-pub async fn show(State(server): Server) -> Result<Response, Fail> {
-    let report = server.memory_report().await?;
+pub async fn show(
+    State(server): Server,
+    Extension(owner): Extension<Owner>,
+) -> Result<Response, Fail> {
+    let report = server.memory_report(owner).await?;
     let mut document = report_json(&report);
     document["keeps_sessions"] = json!(server.has_sessions);
+    if report.others > 0 {
+        document["others"] = json!(report.others);
+    }
     document["model"] = json!(server.model_name);
     let client = server.client();
     add_metrics(&mut document, &client.metrics(), client.now());

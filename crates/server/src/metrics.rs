@@ -1,7 +1,9 @@
-//! `/metrics` in the format of Prometheus. Labels have few values: at most [`limits::SESSIONS_NAMED`] session names.
+//! `/metrics` in the format of Prometheus. Labels have few values: at most [`limits::SESSIONS_NAMED`]
+//! session names, of the owner that asks.
 
 use super::limits;
 use super::state::Server;
+use axum::Extension;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -9,15 +11,27 @@ use haversack::alerts::Alert;
 use haversack::engine::device::Thermal;
 use haversack::scheduler::memory_report::form_name;
 use haversack::session::RemovalCause;
-use haversack::{MemoryReport, Metrics};
+use haversack::{MemoryReport, Metrics, Owner};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-pub async fn metrics(State(server): Server) -> Response {
+pub async fn metrics(State(server): Server, Extension(owner): Extension<Owner>) -> Response {
     // A busy server tells what it has rather than let its monitor wait.
-    let report = tokio::time::timeout(limits::REPORT_WAIT, server.memory_report()).await;
+    let report = server.memory_report(owner);
+    let report = tokio::time::timeout(limits::REPORT_WAIT, report).await;
     let mut lines = Lines::default();
     lines.metrics(&server.engine.metrics());
+    let counts = server.connections.counts();
+    let counts = [
+        ("ordinary", counts.ordinary as u64),
+        ("reserved", counts.reserved as u64),
+    ];
+    lines.by(
+        "connections",
+        "Connections, by kind of place.",
+        "place",
+        &counts,
+    );
     if let Ok(Ok(report)) = report {
         lines.memory(&report);
     }
@@ -82,6 +96,7 @@ impl Lines {
             ("done", metrics.completed),
             ("cancelled", metrics.cancelled),
             ("failed", metrics.failed),
+            ("unfollowed", metrics.unfollowed),
             ("no_place", metrics.refused),
         ];
         let help = "Finished requests, by outcome.";

@@ -10,7 +10,7 @@ use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use haversack::text::chat::EncodedChat;
-use haversack::{Client, Error};
+use haversack::{Client, Error, Owner};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
@@ -44,10 +44,18 @@ pub struct EndpointFields<'a> {
     pub stops: &'a [&'a str],
     /// How many of the likeliest tokens are told; `None`: no log-probabilities.
     pub top: Option<u64>,
+    pub owner: Owner,
     /// For structured output.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Functions that the answer may call.
     pub callable: Option<Functions>,
+}
+
+/// The name of a model as a client calls it. Every part of an answer repeats it.
+pub fn check_model(model: Option<&String>) -> Result<(), Fail> {
+    let max = limits::MODEL_BYTES;
+    let is_short = model.is_none_or(|name| name.len() <= max);
+    require(is_short, "model", format!("accepted: at most {max} bytes"))
 }
 
 /// A request with the common fields, checked. Its kind is the caller's to say.
@@ -56,6 +64,7 @@ fn check(
     fields: &EndpointFields<'_>,
     common: &CommonFields,
 ) -> Result<Request, Fail> {
+    check_model(common.model.as_ref())?;
     let max = limits::TOP_LOGPROBS;
     let is_few = fields.top.is_none_or(|top| top <= max);
     require(is_few, "top_logprobs", format!("accepted: 0 to {max}"))?;
@@ -78,7 +87,7 @@ fn check(
             stop: stop(common, stops)?,
             ignore_end: false,
         },
-        owner: common.user.as_deref().map_or(0, name_of),
+        owner: fields.owner.user(common.user.as_deref().map_or(0, name_of)),
         deadline: Some(client.now() + limits::REQUEST_TIME),
         ..Request::completion(Vec::new())
     })
@@ -216,10 +225,18 @@ fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
         };
         logit_bias.push((id, *bias));
     }
+    // The smallest set of likeliest tokens is the likeliest alone.
+    let (temperature, top_p) = match common.top_p {
+        Some(0.0) => (0.0, usual.top_p),
+        top_p => (
+            common.temperature.unwrap_or(1.0),
+            top_p.unwrap_or(usual.top_p),
+        ),
+    };
     let options = SampleOptions {
-        temperature: common.temperature.unwrap_or(1.0),
+        temperature,
         top_k: count(common.top_k, usual.top_k),
-        top_p: common.top_p.unwrap_or(usual.top_p),
+        top_p,
         min_p: common.min_p.unwrap_or(usual.min_p),
         presence_penalty: common.presence_penalty.unwrap_or(usual.presence_penalty),
         frequency_penalty: common.frequency_penalty.unwrap_or(usual.frequency_penalty),

@@ -3,17 +3,19 @@
 
 use super::answer::EVENTS;
 use super::body::JsonBody;
-use super::fail::Fail;
+use super::fail::{Fail, require};
+use super::limits;
 use super::request::EndpointFields;
 use super::state::{Server, ServerState};
 use super::stream::{AnswerWriter, Outbox, stream_answer};
 use super::types::{ChatMessage, CommonFields, ContextLimit};
 use super::{chat, request, structured};
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::runtime::Finish;
 use haversack::memory::clock::since_1970;
-use haversack::{AnswerEvent, AnswerEvents, Error};
+use haversack::{AnswerEvent, AnswerEvents, Error, ErrorKind, Owner};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -57,12 +59,22 @@ const REFUSED: [(&str, &[&str]); 10] = [
 
 pub async fn responses(
     State(server): Server,
+    Extension(owner): Extension<Owner>,
     JsonBody(request, reserved): JsonBody<ResponseRequest>,
 ) -> Result<Response, Fail> {
     let here = server.clone();
     let checked = tokio::task::spawn_blocking(move || {
         let _reserved = reserved;
         refuse(&request)?;
+        request::check_model(request.model.as_ref())?;
+        let max = limits::METADATA_BYTES;
+        let metadata = request.metadata.as_ref();
+        let is_short = metadata.is_none_or(|data| data.to_string().len() <= max);
+        require(
+            is_short,
+            "metadata",
+            format!("accepted: at most {max} bytes"),
+        )?;
         let (head, client) = (Head::new(&here, &request), here.client());
         let model = client.model();
         let format = request.format().filter(|format| !format.is_null());
@@ -71,6 +83,7 @@ pub async fn responses(
         let fields = EndpointFields {
             prompt: chat::encode(model, &messages(&request)?, None)?,
             stops: model.template().stop_strings(),
+            owner,
             constraint: structured::constraint(client, shape)?,
             ..EndpointFields::default()
         };
@@ -196,7 +209,11 @@ impl Head {
     fn failed(&self, error: &Error) -> Json {
         let mut document = self.document.clone();
         document["status"] = json!("failed");
-        document["error"] = json!({ "code": "server_error", "message": error.to_string() });
+        let code = match error.kind() {
+            ErrorKind::InvalidInput => "invalid_prompt",
+            _ => "server_error",
+        };
+        document["error"] = json!({ "code": code, "message": error.to_string() });
         document
     }
 

@@ -1,7 +1,7 @@
 //! `/v1/sessions`: conversations that last, and how a chat request continues one.
 //!
 //! Clients of the chat API send the whole conversation each time. With a `session_id` the server has it already: it
-//! compares the messages with the session's turns and reads only the last message. A client may leave out earlier
+//! compares the messages with the session's beginning and turns and reads only the last message. A client may leave out earlier
 //! messages. A client that went back (regenerated an answer, edited a question) has the later turns retracted. Messages
 //! of another conversation are refused, because no answer to them would be right.
 
@@ -14,67 +14,67 @@ use super::request::SessionMessage;
 use super::state::{Server, ServerState};
 use super::tools::{self, CALL_BEGIN, TOOLS_BEGIN, ToolSet};
 use super::types::{ChatMessage, ChatRequest};
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::Request;
-use haversack::session::{SessionError, SessionRead, SessionSettings, SessionTexts, TurnView};
+use haversack::session::{
+    SessionError, SessionName, SessionRead, SessionSettings, SessionTexts, TurnView,
+};
 use haversack::text::template::Message;
-use haversack::{Client, ConversationView, Error, History, Rewound, VIEW_TURNS_MAX};
+use haversack::{Client, ConversationView, Error, History, Owner, Rewound, VIEW_TURNS_MAX};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// The session that a request continues, ready for its last message; `None` where it names none.
 pub async fn bind(
     server: &ServerState,
+    owner: Owner,
     request: &ChatRequest,
 ) -> Result<Option<SessionMessage>, Fail> {
-    let (session, is_hint) = match (&request.session_id, &request.prompt_cache_key) {
-        (Some(id), _) => (id.clone(), false),
-        (None, Some(key)) => (name_of_key(key), true),
-        (None, None) => return Ok(None),
-    };
-    if !server.has_sessions && is_hint {
+    let Some(session) = request.session_id.clone() else {
         return Ok(None);
-    }
-    let (opening, history, text) = match parts(&request.messages) {
-        Ok(parts) => parts,
-        Err(_) if is_hint => return Ok(None),
-        Err(fail) => return Err(fail),
     };
-    match continue_with(server, &session, opening, history).await {
-        Ok(true) => Ok(Some(SessionMessage { session, text })),
-        Err(Error::Closed) => Err(Fail::stopping()),
-        Ok(false) | Err(_) if is_hint => Ok(None),
-        Ok(false) => {
-            let message = "session_id: the messages differ from the turns of this session; accepted: its last turns, or the last message alone";
-            Err(Fail::status(StatusCode::CONFLICT, message))
-        }
-        Err(error) => Err(error.into()),
+    let (opening, history, text) = parts(&request.messages)?;
+    let differs = |what| {
+        let message = format!("session_id: the {what}");
+        Err(Fail::status(StatusCode::CONFLICT, message))
+    };
+    match continue_with(server, owner.session(&session), opening, history).await? {
+        Rewound::Same | Rewound::Absent => Ok(Some(SessionMessage { session, text })),
+        Rewound::OtherSystem => differs(
+            "system message differs from the one that this session began with; accepted: the same, or none",
+        ),
+        Rewound::Other => differs(
+            "messages differ from the turns of this session; accepted: its last turns, or the last message alone",
+        ),
     }
 }
 
-/// Makes `history` what was said last in a session, which is created if there is none. `false`: it went another way.
+/// Makes `history` what was said last in a session, which is created if there is none.
 async fn continue_with(
     server: &ServerState,
-    session: &str,
+    session: SessionName<'_>,
     opening: String,
     history: History,
-) -> Result<bool, Error> {
+) -> Result<Rewound, Error> {
     let client = server.client();
     // Clients write a call in their own way: what was said before it is compared.
     let said = |(question, answer): &(String, String)| {
         let said = answer.split(CALL_BEGIN).next().unwrap_or_default();
         (question.clone(), said.to_owned())
     };
-    let rewind = || client.rewind(session, history.iter().map(said).collect());
+    let system = opening.clone();
+    let rewind = || {
+        let history = history.iter().map(said).collect();
+        client.rewind(session, system.clone(), history)
+    };
     let rewound = rewind().await?;
     if rewound != Rewound::Absent {
-        return Ok(rewound == Rewound::Same);
+        return Ok(rewound);
     }
     let (now, turns) = (now_ms(), history.clone());
     let read = told(server, move |texts, go_on| {
@@ -86,8 +86,8 @@ async fn continue_with(
     let request = read_request(server, session, read.await?, now);
     match client.read(request).await {
         // Another request created it meanwhile.
-        Err(Error::Session(error)) if error.is_taken() => Ok(rewind().await? == Rewound::Same),
-        created => created.map(|_| true),
+        Err(Error::Session(error)) if error.is_taken() => rewind().await,
+        created => created.map(|_| Rewound::Same),
     }
 }
 
@@ -113,15 +113,25 @@ async fn told<T: Send + 'static>(
     Ok(made?)
 }
 
-fn read_request(server: &ServerState, session: &str, read: SessionRead, now_ms: u64) -> Request {
+fn read_request(
+    server: &ServerState,
+    session: SessionName<'_>,
+    read: SessionRead,
+    now_ms: u64,
+) -> Request {
     Request {
+        owner: session.owner.user(0),
         deadline: Some(server.client().now() + limits::REQUEST_TIME),
-        ..Request::read(session, read, now_ms)
+        ..Request::read(session.name, read, now_ms)
     }
 }
 
 /// Makes the tools of a request what every answer of its session sees, in place of those of an earlier request.
-pub async fn tell_tools(server: &ServerState, session: &str, tools: &ToolSet) -> Result<(), Fail> {
+pub async fn tell_tools(
+    server: &ServerState,
+    session: SessionName<'_>,
+    tools: &ToolSet,
+) -> Result<(), Fail> {
     let (client, text) = (server.client(), tools.description());
     let states = client.states(session).await?;
     let known = states
@@ -166,13 +176,6 @@ fn parts(messages: &[ChatMessage]) -> Result<(String, History, String), Fail> {
     };
     let history: Result<History, Fail> = before.chunks(2).map(turn).collect();
     Ok((opening, history?, last.content.clone()))
-}
-
-/// A valid session name for any key.
-fn name_of_key(key: &str) -> String {
-    let hash = Sha256::digest(key.as_bytes());
-    let hex: String = hash[..16].iter().map(|b| format!("{b:02x}")).collect();
-    format!("key-{hex}")
 }
 
 #[derive(Debug, Deserialize)]
@@ -225,11 +228,13 @@ pub struct FactRequest {
     pub supersedes: Option<u64>,
 }
 
+/// Whose sessions these are.
+type Whose = Extension<Owner>;
 type Answer = Result<Json<Value>, Fail>;
 type Created = Result<(StatusCode, Json<Value>), Fail>;
 
-pub async fn list(State(server): Server) -> Answer {
-    let listed = running(&server)?.list().await?;
+pub async fn list(State(server): Server, whose: Whose) -> Answer {
+    let listed = running(&server)?.list(whose.0).await?;
     let data = json_list(&listed.sessions, |one| {
         json!({
             "id": one.name,
@@ -252,7 +257,11 @@ pub async fn list(State(server): Server) -> Answer {
     ))
 }
 
-pub async fn create(State(server): Server, JsonBody(given, _): JsonBody<CreateRequest>) -> Created {
+pub async fn create(
+    State(server): Server,
+    whose: Whose,
+    JsonBody(given, _): JsonBody<CreateRequest>,
+) -> Created {
     let (client, now) = (running(&server)?, now_ms());
     let own = given.settings()?;
     let CreateRequest {
@@ -266,37 +275,41 @@ pub async fn create(State(server): Server, JsonBody(given, _): JsonBody<CreateRe
         texts.opening_with(&verbatim, &persistent, now, own)
     })
     .await?;
+    let name = whose.session(&id);
     if replace {
-        client.make_way(&id).await?;
+        client.make_way(name).await?;
     }
     let read = SessionRead::create(opening);
-    client.read(read_request(&server, &id, read, now)).await?;
-    let view = client.view(&id, VIEW_TURNS_MAX).await?;
+    client.read(read_request(&server, name, read, now)).await?;
+    let view = client.view(name, VIEW_TURNS_MAX).await?;
     Ok((StatusCode::CREATED, Json(view_json(&view))))
 }
 
-pub async fn show(State(server): Server, Path(id): Path<String>) -> Answer {
-    let view = running(&server)?.view(&id, VIEW_TURNS_MAX).await?;
+pub async fn show(State(server): Server, whose: Whose, Path(id): Path<String>) -> Answer {
+    let view = running(&server)?.view(whose.session(&id), VIEW_TURNS_MAX);
+    let view = view.await?;
     Ok(Json(view_json(&view)))
 }
 
-pub async fn delete(State(server): Server, Path(id): Path<String>) -> Answer {
-    running(&server)?.delete(&id).await?;
+pub async fn delete(State(server): Server, whose: Whose, Path(id): Path<String>) -> Answer {
+    running(&server)?.delete(whose.session(&id)).await?;
     let deleted = json!({ "id": id, "object": "session", "deleted": true });
     Ok(Json(deleted))
 }
 
 pub async fn fork(
     State(server): Server,
+    whose: Whose,
     Path(from): Path<String>,
     JsonBody(ForkRequest { id }, _): JsonBody<ForkRequest>,
 ) -> Created {
-    let view = running(&server)?.fork(&from, id).await?;
+    let view = running(&server)?.fork(whose.session(&from), id).await?;
     Ok((StatusCode::CREATED, Json(view_json(&view))))
 }
 
 pub async fn add_fact(
     State(server): Server,
+    whose: Whose,
     Path(id): Path<String>,
     JsonBody(FactRequest { text, supersedes }, _): JsonBody<FactRequest>,
 ) -> Created {
@@ -304,25 +317,32 @@ pub async fn add_fact(
     let fact = told(&server, move |texts, _| texts.fact(&text)).await?;
     let read = SessionRead::Fact { fact, supersedes };
     let number = client
-        .read(read_request(&server, &id, read, now_ms()))
+        .read(read_request(&server, whose.session(&id), read, now_ms()))
         .await?;
     Ok((StatusCode::CREATED, Json(json!({ "number": number }))))
 }
 
-pub async fn revoke_fact(State(server): Server, path: Path<(String, u64)>) -> Answer {
-    let Path((id, number)) = path;
-    running(&server)?.revoke_fact(&id, number).await?;
+pub async fn revoke_fact(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    let revoked = running(&server)?.revoke_fact(whose.session(&id), number);
+    revoked.await?;
     Ok(Json(json!({ "number": number, "revoked": true })))
 }
 
-pub async fn recall(State(server): Server, path: Path<(String, u64)>) -> Answer {
-    let Path((id, number)) = path;
-    running(&server)?.recall(&id, number).await?;
+pub async fn recall(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    running(&server)?.recall(whose.session(&id), number).await?;
     Ok(Json(json!({ "turn": number, "wanted": true })))
 }
 
-pub async fn retract(State(server): Server, Path(id): Path<String>) -> Answer {
-    let turn = running(&server)?.retract(&id).await?;
+pub async fn retract(State(server): Server, whose: Whose, Path(id): Path<String>) -> Answer {
+    let turn = running(&server)?.retract(whose.session(&id)).await?;
     Ok(Json(json!({ "retracted": turn })))
 }
 

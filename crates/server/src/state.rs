@@ -1,11 +1,13 @@
 //! What every handler shares: the engine, and what is kept besides it.
 
 use crate::auth::Auth;
+use crate::connections::Connections;
 use crate::encoder::SharedEncoder;
 use crate::fail::Fail;
 use crate::limits;
 use haversack::memory::clock::since_1970;
-use haversack::{Client, Engine, MemoryReport};
+use haversack::{Client, Engine, MemoryReport, Owner};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{Mutex, Semaphore};
@@ -22,8 +24,9 @@ pub struct ServerState {
     pub has_sessions: bool,
     /// When the server started, in seconds since 1970.
     pub(crate) created: u64,
-    /// The last memory report. Requests that come while one is made wait for that one.
-    last_report: Mutex<Option<(Instant, Arc<MemoryReport>)>>,
+    /// The last memory report of each owner. Requests that come while one is made wait for that one.
+    last_reports: Mutex<HashMap<Owner, (Instant, Arc<MemoryReport>)>>,
+    pub(crate) connections: Arc<Connections>,
     /// Places for clients of `/v1/events`.
     pub(crate) subscribers: Arc<Semaphore>,
 }
@@ -37,7 +40,8 @@ impl ServerState {
             model_name,
             has_sessions,
             created: since_1970().as_secs(),
-            last_report: Mutex::default(),
+            last_reports: Mutex::default(),
+            connections: Arc::default(),
             subscribers: Arc::new(Semaphore::new(limits::SUBSCRIBERS)),
         }
     }
@@ -47,15 +51,15 @@ impl ServerState {
     }
 
     /// A memory report that is at most [`limits::REPORT_AGE`] old.
-    pub(crate) async fn memory_report(&self) -> Result<Arc<MemoryReport>, Fail> {
-        let mut last = self.last_report.lock().await;
-        if let Some((when, report)) = &*last
+    pub(crate) async fn memory_report(&self, owner: Owner) -> Result<Arc<MemoryReport>, Fail> {
+        let mut last = self.last_reports.lock().await;
+        if let Some((when, report)) = last.get(&owner)
             && when.elapsed() < limits::REPORT_AGE
         {
             return Ok(report.clone());
         }
-        let report = Arc::new(self.client().memory().await?);
-        *last = Some((Instant::now(), report.clone()));
+        let report = Arc::new(self.client().memory(owner).await?);
+        last.insert(owner, (Instant::now(), report.clone()));
         Ok(report)
     }
 }

@@ -50,8 +50,6 @@ pub struct ChatRequest {
     pub top_logprobs: Option<u64>,
     /// The session to continue, which is created if there is none.
     pub session_id: Option<String>,
-    /// A hint of the same kind: a session that does not match the messages is not used.
-    pub prompt_cache_key: Option<String>,
     #[serde(flatten)]
     pub common: CommonFields,
 }

@@ -404,7 +404,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub addr: String,
 
-    /// File whose first line is the API key that clients must send
+    /// File of API keys that clients must send, one NAME:KEY a line; each name has sessions of its own
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 

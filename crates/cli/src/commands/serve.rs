@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use haversack::engine::runtime::Runtime;
 use haversack::memory::clock::now_ms;
 use haversack::session::{LimitError, SessionError, SessionOptions, Sessions};
-use haversack::{Engine, EngineOptions};
+use haversack::{Engine, EngineOptions, Owner};
 use haversack_hub::home::Home;
 use haversack_server::{self as server, Auth, ServerState};
 use serde_json::json;
@@ -22,9 +22,10 @@ use std::time::Duration;
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
-    let key = args.api_key_file.as_deref().map(read_key).transpose()?;
+    let keys = args.api_key_file.as_deref().map(read_keys);
+    let keys = keys.transpose()?.unwrap_or_default();
     let address = address(&args.addr)?;
-    if key.is_none() && !address.ip().is_loopback() {
+    if keys.is_empty() && !address.ip().is_loopback() {
         return Err(usage(format!(
             "--addr {address} can be reached from other machines without a key; accepted: a loopback address, or --api-key-file"
         )));
@@ -55,8 +56,8 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     });
     let engine = Engine::with_runtime(loaded.runtime, sessions, options)?;
     let auth = Auth {
-        is_open: key.is_some(),
-        key,
+        is_open: !keys.is_empty(),
+        keys,
         hosts: args.host.clone(),
     };
     let model_name = name_of(&loaded.path);
@@ -138,8 +139,9 @@ fn name_of(path: &Path) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-/// The first line of a file that only its owner may read.
-fn read_key(path: &Path) -> Result<String> {
+/// Keys of a file that only its owner may read: `NAME:KEY` a line. The first line may be a key alone, which is the
+/// unnamed owner's.
+fn read_keys(path: &Path) -> Result<Vec<(Owner, String)>> {
     let name = || format!("--api-key-file {}", path.display());
     let file = std::fs::File::open(path).with_context(name)?;
     let metadata = file.metadata().with_context(name)?;
@@ -159,16 +161,51 @@ fn read_key(path: &Path) -> Result<String> {
     let mut text = String::new();
     std::io::Read::read_to_string(&mut std::io::Read::take(file, KEY_BYTES), &mut text)
         .with_context(name)?;
-    let key = text.lines().next().unwrap_or_default().trim();
-    let is_key = key.len() >= KEY_LEAST && key.bytes().all(|b| b.is_ascii_graphic());
-    match is_key {
-        true => Ok(key.to_owned()),
-        false => Err(usage(format!(
-            "{}: accepted: a line of {KEY_LEAST} visible ASCII characters or more",
-            name()
-        ))),
+    if text.len() as u64 == KEY_BYTES {
+        return Err(usage(format!(
+            "{}: accepted: at most {} bytes",
+            name(),
+            KEY_BYTES - 1
+        )));
+    }
+    let mut keys: Vec<(Owner, String)> = Vec::new();
+    for (i, line) in text.lines().map(str::trim).enumerate() {
+        let wrong = |what: &str| usage(format!("{}: line {}: {what}", name(), i + 1));
+        let (owner, key) = match line.split_once(':') {
+            _ if line.is_empty() => continue,
+            Some((owner, key)) => {
+                let owner = Owner::new(owner).map_err(|_| {
+                    wrong("accepted before the colon: a name of letters, digits, '-', '_' and '.'")
+                })?;
+                (owner, key)
+            }
+            None if i == 0 => (Owner::default(), line),
+            None => {
+                return Err(wrong(
+                    "accepted: NAME:KEY (the first line may be a key alone)",
+                ));
+            }
+        };
+        if key.len() < KEY_LEAST || !key.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(wrong(&format!(
+                "accepted: a key of {KEY_LEAST} visible ASCII characters or more"
+            )));
+        }
+        // Folders of owners may be on a disk that does not tell A from a.
+        let is_taken = |(other, its): &(Owner, String)| {
+            other.name().eq_ignore_ascii_case(owner.name()) || its == key
+        };
+        if keys.iter().any(is_taken) {
+            return Err(wrong("the name or the key is there already"));
+        }
+        keys.push((owner, key.to_owned()));
+    }
+    match keys.is_empty() {
+        true => Err(usage(format!("{}: accepted: at least one key", name()))),
+        false => Ok(keys),
     }
 }
 
-const KEY_BYTES: u64 = 4096;
+/// Of the file: a thousand owners.
+const KEY_BYTES: u64 = 128 << 10;
 const KEY_LEAST: usize = 16;

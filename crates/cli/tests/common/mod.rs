@@ -85,6 +85,14 @@ impl Sandbox {
         Some(sandbox)
     }
 
+    /// For another process in this home.
+    pub fn same_home(&self) -> Sandbox {
+        Sandbox {
+            home: self.home(),
+            ..Sandbox::new()
+        }
+    }
+
     pub fn home(&self) -> PathBuf {
         self.home.clone()
     }
@@ -116,6 +124,15 @@ impl Sandbox {
     pub fn run(&self, arguments: &[&str]) -> Ended {
         ended(self.command(arguments).output().unwrap())
     }
+}
+
+/// A file of keys, which only its owner may read.
+#[cfg(unix)]
+pub fn private(sandbox: &Sandbox, lines: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let file = sandbox.write("keys", lines);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    file
 }
 
 pub fn ended(output: Output) -> Ended {

@@ -16,7 +16,8 @@ use super::running::{
     CompletionWork, PreparedRead, PreparedRequest, PreparedTurn, PreparedWork, Started,
 };
 use crate::session::{
-    AskedQuestion, ResumeMode, SessionError, SessionId, SessionRead, SessionResult, Sessions,
+    AskedQuestion, ResumeMode, SessionError, SessionId, SessionName, SessionRead, SessionResult,
+    Sessions,
 };
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -240,7 +241,7 @@ impl<'a> Admission<'a> {
     }
 
     fn begin_read(&mut self, prepared: &PreparedRead) -> SessionResult<Outcome> {
-        let PreparedRead { session, read, .. } = prepared;
+        let (session, read) = (prepared.session(), &prepared.read);
         let is_new = matches!(read, SessionRead::Create { .. });
         let id = match is_new {
             true => None,
@@ -282,7 +283,7 @@ impl<'a> Admission<'a> {
 
     fn begin_turn(&mut self, turn: &PreparedTurn) -> SessionResult<Outcome> {
         let is_batch_empty = self.is_batch_empty();
-        let id = self.open_session(&turn.session)?;
+        let id = self.open_session(turn.session())?;
         let sessions = self.resources.sessions()?;
         if sessions.is_answering(id)? {
             return Ok(Outcome::Waits(Admit::Blocked));
@@ -366,13 +367,13 @@ impl<'a> Admission<'a> {
 
     /// The session of this name. Opens it whole if it is not in memory: rows that stay in the file would be missing in its
     /// answers. Only with no request running and every other session suspended, turns that do not fit stay in the file.
-    pub fn open_session(&mut self, name: &str) -> SessionResult<SessionId> {
+    pub fn open_session(&mut self, name: SessionName<'_>) -> SessionResult<SessionId> {
         let sessions = self.resources.sessions()?;
         if let Some(id) = sessions.opened(name) {
             return Ok(id);
         }
         if !sessions.exists(name) {
-            let name = name.to_owned();
+            let name = name.name.to_owned();
             return Err(SessionError::NoSuchSession { name });
         }
         let mut opens = ResumeMode::Whole;

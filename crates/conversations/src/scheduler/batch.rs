@@ -10,7 +10,7 @@ use super::plan::{Demand, limit_takes, shrink};
 use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestReport};
 use super::resources::Resources;
 use super::running::{CompletionWork, RunningRequest, RunningWork};
-use crate::session::{Embed, RebuildShare, STEP_TOKENS_MAX, SessionError, TurnInProgress};
+use crate::session::{Embed, Owner, RebuildShare, STEP_TOKENS_MAX, SessionError, TurnInProgress};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
     GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
@@ -100,10 +100,15 @@ impl Batch {
     }
 
     /// Completions and their sequences; turns belong to their sessions.
-    pub fn completions(&self) -> impl Iterator<Item = (RequestId, SequenceId)> {
-        let is_completion = |r: &&RunningRequest| matches!(r.work, RunningWork::Completion { .. });
-        let completions = self.running.iter().filter(is_completion);
-        completions.map(|request| (request.id, request.sequence()))
+    pub fn completions(&self) -> impl Iterator<Item = (RequestId, Owner, SequenceId)> {
+        self.running
+            .iter()
+            .filter_map(|request| match &request.work {
+                RunningWork::Completion { work, sequence } => {
+                    Some((request.id, work.owner.owner, *sequence))
+                }
+                RunningWork::Turn(_) | RunningWork::Read(_) => None,
+            })
     }
 
     pub fn promises(&self) -> Promises<'_> {

@@ -6,7 +6,7 @@ use super::plan::Pace;
 use super::request::RequestId;
 use super::resources::{Resources, SuspendCounts};
 use super::token_map::{TokenMap, token_maps};
-use crate::session::{RemovalCause, SessionCounters, SessionId, SessionReport, Sessions};
+use crate::session::{Owner, RemovalCause, SessionCounters, SessionId, SessionReport, Sessions};
 use haversack_cache::{KvForm, Ledger, ZoneBytes};
 use haversack_engine::runtime::SequenceId;
 
@@ -25,10 +25,12 @@ pub struct MemoryReport {
     pub threads: usize,
     pub active: usize,
     pub waiting: usize,
-    /// The largest first, at most [`MAX_SEQUENCES`].
+    /// Of the owner that asks; the largest first, at most [`MAX_SEQUENCES`].
     pub sequences: Vec<SequenceReport>,
     /// Sequences beyond those.
     pub left_off: usize,
+    /// Sequences of other owners.
+    pub others: usize,
 }
 
 /// A session in memory, or a running completion.
@@ -96,9 +98,13 @@ impl MemoryReport {
         batch: &Batch,
         pace: Pace,
         waiting: usize,
+        owner: Owner,
     ) -> MemoryReport {
         let runtime = &resources.runtime;
         let mut holders = holders(resources, batch);
+        let all = holders.len();
+        holders.retain(|(holder, _)| holder.is_of(resources, owner));
+        let others = all - holders.len();
         holders.sort_by_key(|(_, id)| std::cmp::Reverse(resources.held_bytes(*id)));
         let left_off = holders.len().saturating_sub(MAX_SEQUENCES);
         holders.truncate(MAX_SEQUENCES);
@@ -116,6 +122,7 @@ impl MemoryReport {
             waiting,
             sequences: sequences.collect(),
             left_off,
+            others,
         }
     }
 }
@@ -142,7 +149,19 @@ impl SchedulerStats {
 
 enum Holder {
     Session(SessionId),
-    Request(RequestId),
+    Request(RequestId, Owner),
+}
+
+impl Holder {
+    fn is_of(&self, resources: &Resources, owner: Owner) -> bool {
+        match self {
+            Holder::Session(id) => {
+                let sessions = resources.sessions.as_ref();
+                sessions.is_some_and(|all| all.owner(*id).is_ok_and(|its| its == owner))
+            }
+            Holder::Request(_, its) => *its == owner,
+        }
+    }
 }
 
 fn holders(resources: &Resources, batch: &Batch) -> Vec<(Holder, SequenceId)> {
@@ -151,7 +170,7 @@ fn holders(resources: &Resources, batch: &Batch) -> Vec<(Holder, SequenceId)> {
         sessions.open_ids().filter_map(of)
     });
     let requests = batch.completions();
-    let requests = requests.map(|(request, id)| (Holder::Request(request), id));
+    let requests = requests.map(|(request, owner, id)| (Holder::Request(request, owner), id));
     sessions.chain(requests).collect()
 }
 
@@ -168,7 +187,7 @@ fn report_sequence(
             let session = resources.sessions.as_ref()?.report(runtime, id);
             SequenceOwner::Session(Box::new(session.ok()?))
         }
-        Holder::Request(id) => SequenceOwner::Request(id),
+        Holder::Request(id, _) => SequenceOwner::Request(id),
     };
     let away = owner.session().map_or(&[][..], |session| &session.away);
     let shapes = store.layers().iter().copied().enumerate();

@@ -31,7 +31,9 @@ pub use resources::SuspendCounts;
 pub use row_limit::{LongPrompt, RowLimit};
 pub use throttle::{StepLimits, Throttle, ThrottleChange};
 
-use crate::session::{RemovedSession, SessionError, SessionId, SessionResult, Sessions};
+use crate::session::{
+    Owner, RemovedSession, SessionError, SessionId, SessionName, SessionResult, Sessions,
+};
 use admission::{Admission, Outcome};
 use batch::Batch;
 use haversack_engine::device::Thermal;
@@ -328,8 +330,10 @@ impl Scheduler {
         promises.outstanding_bytes(&self.resources) + scratch
     }
 
-    pub fn memory_report(&self) -> MemoryReport {
-        MemoryReport::new(&self.resources, &self.batch, self.pace(), self.queue.len())
+    /// Of all memory, with the sequences of one owner.
+    pub fn memory_report(&self, owner: Owner) -> MemoryReport {
+        let waiting = self.queue.len();
+        MemoryReport::new(&self.resources, &self.batch, self.pace(), waiting, owner)
     }
 
     pub fn stats(&self) -> SchedulerStats {
@@ -362,20 +366,20 @@ impl Scheduler {
     }
 
     /// Runs `go` with a session, opened if it was not. It cannot take memory that was promised to requests.
-    pub fn with_session<T>(
+    pub fn with_session<'a, T>(
         &mut self,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         go: impl FnOnce(&mut Runtime, &mut Sessions, SessionId) -> SessionResult<T>,
     ) -> SessionResult<T> {
         let mut admission = self.admission();
-        let id = admission.open_session(name)?;
+        let id = admission.open_session(name.into())?;
         admission.with_session(id, |runtime, sessions| go(runtime, sessions, id))
     }
 
     /// See [`Sessions::create_marked`]. Idle sessions may be suspended for the new one.
-    pub fn create_session(
+    pub fn create_session<'a>(
         &mut self,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         marked: &str,
         persistent: &str,
         now_ms: u64,
@@ -386,17 +390,21 @@ impl Scheduler {
     }
 
     /// See [`Sessions::fork`].
-    pub fn fork_session(&mut self, from: &str, name: &str) -> SessionResult<SessionId> {
+    pub fn fork_session<'a>(
+        &mut self,
+        from: impl Into<SessionName<'a>>,
+        name: &str,
+    ) -> SessionResult<SessionId> {
         let mut admission = self.admission();
-        let id = admission.open_session(from)?;
+        let id = admission.open_session(from.into())?;
         admission.add_session(Some(id), |runtime, sessions| {
             sessions.fork(runtime, id, name)
         })
     }
 
     /// Deletes a session and its file, open or not, unless it is answering.
-    pub fn delete_session(&mut self, name: &str) -> SessionResult {
-        self.resources.delete_session(name)
+    pub fn delete_session<'a>(&mut self, name: impl Into<SessionName<'a>>) -> SessionResult {
+        self.resources.delete_session(name.into())
     }
 
     /// Suspends every idle session, so that its file has all of it, and empties the prefix cache.
@@ -421,9 +429,9 @@ impl Scheduler {
     }
 }
 
-/// The first queued request of each session: they keep their order, whichever owners they have.
+/// The first queued request of each session: they keep their order, whichever users they have.
 fn first_of_sessions(queue: &Queue<PreparedRequest>) -> Vec<RequestId> {
-    let mut sessions: Vec<&str> = Vec::new();
+    let mut sessions: Vec<SessionName<'_>> = Vec::new();
     let mut first = Vec::new();
     for queued in queue.iter() {
         if let Some(session) = queued.request.work.session()

@@ -6,14 +6,15 @@
 //! shares all blocks; its own are the recent ones, which the sequence gives up when it goes on. The next prompt goes on from
 //! the furthest of them, cut back to what both have in common.
 //!
-//! Tokens are compared one by one, without hashes, and an owner never gets what another owner's requests have read. No
-//! bytes are promised to cached sequences.
+//! Tokens are compared one by one, without hashes, and no user of an owner gets what another's requests have read. No bytes
+//! are promised to cached sequences.
 //!
 //! Of requests that continue each other ([`Request::continues`](super::Request::continues)) it caches the last of each
 //! owner, under every policy, with checkpoints only where the caller named borders.
 
 use super::plan::Priority;
 use super::request::RequestId;
+use crate::session::Requester;
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
 
@@ -40,7 +41,7 @@ pub(super) struct CachedPrefix {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefixKey {
     pub request: RequestId,
-    pub owner: u64,
+    pub owner: Requester,
     pub keep: SequenceRetention,
     pub continues: bool,
 }
@@ -288,9 +289,10 @@ impl PrefixCache {
     /// for each owner, which may have evicted rows: they do not count.
     fn distinct_tokens(&self) -> usize {
         let cached = self.cached.iter().filter(|c| !c.key.continues);
-        let mut all: Vec<(u64, &[u32])> = cached.map(|c| (c.key.owner, &c.tokens[..])).collect();
+        let mut all: Vec<(Requester, &[u32])> =
+            cached.map(|c| (c.key.owner, &c.tokens[..])).collect();
         all.sort_unstable();
-        let mut before: (u64, &[u32]) = (0, &[]);
+        let mut before = (Requester::default(), &[][..]);
         let mut total = 0;
         for (owner, tokens) in all {
             let common = match before.0 == owner {
@@ -377,6 +379,7 @@ fn longest_match<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::Owner;
 
     #[test]
     fn matches_and_forks() {
@@ -420,9 +423,9 @@ mod tests {
     #[test]
     fn a_prompt_waits_for_one_that_reads_the_same() {
         let all: Vec<u32> = (0..300).collect();
-        let key = |owner| PrefixKey {
+        let key = |user| PrefixKey {
             request: RequestId(1),
-            owner,
+            owner: Owner::default().user(user),
             keep: SequenceRetention::Default,
             continues: false,
         };
@@ -436,11 +439,11 @@ mod tests {
             tokens,
             fork_at: None,
         };
-        let waits = |owner, prompt: &[u32], tokens| {
-            reader.will_serve(key(owner), Priority::Interactive, prompt, found(tokens))
+        let waits = |user, prompt: &[u32], tokens| {
+            reader.will_serve(key(user), Priority::Interactive, prompt, found(tokens))
         };
         assert!(waits(1, &all, 0) && waits(1, &all, 267) && !waits(1, &all, 268));
-        assert!(!waits(2, &all, 0), "another owner");
+        assert!(!waits(2, &all, 0), "another user");
         // A departure behind a checkpoint, and before the first.
         assert!(waits(1, &all[..220], 0) && !waits(1, &all[..220], 180));
         assert!(!waits(1, &all[..190], 0));

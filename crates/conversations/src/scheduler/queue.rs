@@ -1,10 +1,11 @@
 //! Admission queue: decides which waiting request starts next. Pure.
 //!
-//! Order: interactive before background, owners round-robin, FIFO within an owner. A request is admitted once its
+//! Order: interactive before background, owners round-robin, users of an owner round-robin, FIFO within a user. A request is admitted once its
 //! worst-case bytes are available, so an admitted request never fails for memory. A small request may overtake a larger
 //! one that does not fit yet, at most [`MAX_OVERTAKES`] times; then the larger one is next, however long that takes.
 
 use super::plan::Priority;
+use crate::session::{Owner, Requester};
 use std::time::Duration;
 
 pub const MAX_OVERTAKES: u32 = 8;
@@ -14,8 +15,7 @@ pub const MAX_OVERTAKES: u32 = 8;
 pub struct QueuedRequest<T> {
     pub request: T,
     pub priority: Priority,
-    /// Client or tenant.
-    pub owner: u64,
+    pub owner: Requester,
     pub worst_case_bytes: u64,
     pub deadline: Option<Duration>,
     overtaken: u32,
@@ -41,8 +41,8 @@ pub struct Queue<T> {
     /// In order of arrival.
     waiting: Vec<QueuedRequest<T>>,
     max_len: usize,
-    /// (owner, admission sequence number of its last request), only of owners that have a request waiting.
-    served: Vec<(u64, u64)>,
+    owners: Served<Owner>,
+    users: Served<Requester>,
     admitted: u64,
 }
 
@@ -51,7 +51,8 @@ impl<T> Queue<T> {
         Queue {
             waiting: Vec::new(),
             max_len,
-            served: Vec::new(),
+            owners: Served(Vec::new()),
+            users: Served(Vec::new()),
             admitted: 0,
         }
     }
@@ -73,7 +74,7 @@ impl<T> Queue<T> {
         &mut self,
         request: T,
         priority: Priority,
-        owner: u64,
+        owner: Requester,
         worst_case_bytes: u64,
         deadline: Option<Duration>,
     ) -> Result<(), QueueFull> {
@@ -100,7 +101,8 @@ impl<T> Queue<T> {
         let mut order: Vec<usize> = (0..self.waiting.len()).collect();
         order.sort_by_key(|&i| {
             let queued = &self.waiting[i];
-            (queued.priority, self.last_admitted(queued.owner), i)
+            let owner = self.owners.last(queued.owner.owner);
+            (queued.priority, owner, self.users.last(queued.owner), i)
         });
         let mut chosen = None;
         let mut overtaken = Vec::new();
@@ -121,12 +123,11 @@ impl<T> Queue<T> {
         }
         let admitted = self.waiting.remove(chosen);
         self.admitted += 1;
-        let Queue {
-            waiting, served, ..
-        } = self;
-        served.retain(|&(owner, _)| owner != admitted.owner);
-        served.push((admitted.owner, self.admitted));
-        served.retain(|(owner, _)| waiting.iter().any(|queued| queued.owner == *owner));
+        let waiting = || self.waiting.iter().map(|queued| queued.owner);
+        let (owner, number) = (admitted.owner, self.admitted);
+        self.users.note(owner, number, waiting());
+        let owners = waiting().map(|waiting| waiting.owner);
+        self.owners.note(owner.owner, number, owners);
         Some(admitted)
     }
 
@@ -144,11 +145,24 @@ impl<T> Queue<T> {
     pub fn remove_expired(&mut self, now: Duration) -> Vec<QueuedRequest<T>> {
         self.remove(|queued| queued.deadline.is_some_and(|deadline| deadline <= now))
     }
+}
 
-    /// Admission sequence number of the owner's last request; 0 if none yet.
-    fn last_admitted(&self, owner: u64) -> u64 {
-        let served = self.served.iter().find(|(served, _)| *served == owner);
+/// The admission number of the last request of each, only of those that have a request waiting.
+#[derive(Clone, Debug)]
+struct Served<K>(Vec<(K, u64)>);
+
+impl<K: Copy + PartialEq> Served<K> {
+    /// 0 if none yet.
+    fn last(&self, of: K) -> u64 {
+        let served = self.0.iter().find(|(served, _)| *served == of);
         served.map_or(0, |&(_, number)| number)
+    }
+
+    fn note(&mut self, of: K, number: u64, waiting: impl Iterator<Item = K> + Clone) {
+        self.0.retain(|&(served, _)| served != of);
+        self.0.push((of, number));
+        let is_waiting = |served: K| waiting.clone().any(|waiting| waiting == served);
+        self.0.retain(|&(served, _)| is_waiting(served));
     }
 }
 
@@ -160,7 +174,9 @@ mod tests {
     fn queue(of: &[(char, Priority, u64, u64)]) -> Queue<char> {
         let mut queue = Queue::new(64);
         for &(name, priority, owner, bytes) in of {
-            queue.push(name, priority, owner, bytes, None).unwrap();
+            queue
+                .push(name, priority, owner.into(), bytes, None)
+                .unwrap();
         }
         queue
     }
@@ -192,13 +208,32 @@ mod tests {
         assert_eq!(pop_all(&mut queue), "axybc");
     }
 
+    /// An owner with many users waits like one with a single user.
+    #[test]
+    fn owners_are_served_before_their_users() {
+        let mut queue = Queue::new(64);
+        let (anna, ben) = (Owner::new("anna").unwrap(), Owner::new("ben").unwrap());
+        for (name, from) in [
+            ('a', anna.user(1)),
+            ('b', anna.user(2)),
+            ('c', anna.user(3)),
+            ('d', anna.user(1)),
+            ('x', ben.user(1)),
+            ('y', ben.user(1)),
+        ] {
+            queue.push(name, Interactive, from, 1, None).unwrap();
+        }
+        assert_eq!(pop_all(&mut queue), "axbycd");
+    }
+
     /// Small requests overtake the large one `MAX_OVERTAKES` times; then it holds up the queue until it fits.
     #[test]
     fn a_large_request_is_not_starved() {
         let mut queue = queue(&[('L', Interactive, 1, 100)]);
         let mut admitted = String::new();
         for round in 0..20 {
-            queue.push('s', Interactive, 2 + round, 1, None).unwrap();
+            let owner = Requester::from(2 + round);
+            queue.push('s', Interactive, owner, 1, None).unwrap();
             let free = if round < 15 { 10 } else { 100 };
             let popped = queue.pop_admissible(|q| {
                 if q.worst_case_bytes <= free {
@@ -217,7 +252,8 @@ mod tests {
         let mut queue = queue(&[('w', Interactive, 1, 1)]);
         let mut admitted = String::new();
         for round in 0..20 {
-            queue.push('s', Interactive, 2 + round, 1, None).unwrap();
+            let owner = Requester::from(2 + round);
+            queue.push('s', Interactive, owner, 1, None).unwrap();
             let popped = queue.pop_admissible(|q| match q.request {
                 'w' => Admit::Blocked,
                 _ => Admit::Now,
@@ -231,9 +267,10 @@ mod tests {
     fn length_and_deadlines() {
         let mut queue = Queue::new(2);
         let at = |s| Some(Duration::from_secs(s));
-        queue.push('a', Interactive, 1, 5, at(3)).unwrap();
-        queue.push('b', Interactive, 1, 6, at(9)).unwrap();
-        let full = queue.push('c', Interactive, 1, 1, None);
+        let one = Requester::from(1);
+        queue.push('a', Interactive, one, 5, at(3)).unwrap();
+        queue.push('b', Interactive, one, 6, at(9)).unwrap();
+        let full = queue.push('c', Interactive, one, 1, None);
         assert_eq!(full, Err(QueueFull { waiting: 2 }));
         assert!(queue.remove_expired(Duration::from_secs(2)).is_empty());
         let expired = queue.remove_expired(Duration::from_secs(3));
@@ -246,11 +283,12 @@ mod tests {
     fn owners_without_a_request_are_forgotten() {
         let mut queue = Queue::new(64);
         for round in 0..1000 {
-            queue.push('a', Interactive, round, 1, None).unwrap();
-            queue.push('b', Interactive, round, 1, None).unwrap();
+            let owner = Owner::new(&format!("o{round}")).unwrap().user(round);
+            queue.push('a', Interactive, owner, 1, None).unwrap();
+            queue.push('b', Interactive, owner, 1, None).unwrap();
             queue.pop_admissible(|_| Admit::Now).unwrap();
             queue.pop_admissible(|_| Admit::Now).unwrap();
         }
-        assert!(queue.served.is_empty() && queue.is_empty());
+        assert!(queue.owners.0.is_empty() && queue.users.0.is_empty() && queue.is_empty());
     }
 }

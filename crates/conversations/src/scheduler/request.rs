@@ -8,7 +8,7 @@
 use super::plan::Priority;
 use super::queue::QueueFull;
 use super::row_limit::{RowLimit, RowLimitError};
-use crate::session::{SessionError, SessionRead, TurnAnswer};
+use crate::session::{Requester, SessionError, SessionRead, TurnAnswer};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Sampled};
 use haversack_engine::runtime::{GenerateOptions, SequenceUsage, StepError};
@@ -25,8 +25,8 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     pub options: GenerateOptions,
     pub priority: Priority,
-    /// Client or tenant. The queue serves owners round-robin.
-    pub owner: u64,
+    /// The queue serves owners round-robin, and the users of each; a turn is of a session of this owner.
+    pub owner: Requester,
     /// On the clock of [`Scheduler::step`](super::Scheduler::step).
     pub deadline: Option<Duration>,
     /// A completion goes on from where this owner's last such request ended, as far as the prompt begins alike and the
@@ -99,7 +99,7 @@ impl Request {
             constraint: None,
             options: GenerateOptions::default(),
             priority: Priority::default(),
-            owner: 0,
+            owner: Requester::default(),
             deadline: None,
             continues: false,
             borders: Vec::new(),

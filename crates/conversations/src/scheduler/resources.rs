@@ -6,7 +6,7 @@
 use super::prefix_cache::{PrefixCache, PrefixKey};
 use super::request::SubmitError;
 use crate::session::limits::SHRUNK_MIN;
-use crate::session::{SessionError, SessionId, SessionResult, Sessions};
+use crate::session::{SessionError, SessionId, SessionName, SessionResult, Sessions};
 use haversack_engine::device::{Governor, governor};
 use haversack_engine::runtime::{Runtime, SequenceId, SequenceRetention, StepError};
 use haversack_kernels::attention::BLOCK_SLOTS;
@@ -170,14 +170,14 @@ impl Resources {
     }
 
     /// Deletes a session and its file, open or not.
-    pub fn delete_session(&mut self, name: &str) -> SessionResult {
+    pub fn delete_session(&mut self, name: SessionName<'_>) -> SessionResult {
         let sessions = self.sessions.as_mut().ok_or(SessionError::NoSessions)?;
         if let Some(id) = sessions.opened(name) {
             sessions.close(&mut self.runtime, id)?;
             self.recency.retain(|&used| used != id);
         }
         if !sessions.exists(name) {
-            let name = name.to_owned();
+            let name = name.name.to_owned();
             return Err(SessionError::NoSuchSession { name });
         }
         sessions.delete(name)

@@ -5,7 +5,9 @@ use super::prefix_cache::{PrefixKey, PrefixMatch, PromptBeingRead, checkpoints};
 use super::queue::QueuedRequest;
 use super::request::RequestId;
 use super::row_limit::RowLimit;
-use crate::session::{BegunRead, ReadInProgress, SessionRead, TurnInProgress};
+use crate::session::{
+    BegunRead, Owner, ReadInProgress, Requester, SessionName, SessionRead, TurnInProgress,
+};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
@@ -31,11 +33,11 @@ pub(super) enum PreparedWork {
 
 impl PreparedWork {
     /// The session that it is for. Requests of a session keep their order.
-    pub fn session(&self) -> Option<&str> {
+    pub fn session(&self) -> Option<SessionName<'_>> {
         match self {
             PreparedWork::Completion(_) => None,
-            PreparedWork::Turn(turn) => Some(&turn.session),
-            PreparedWork::Read(read) => Some(&read.session),
+            PreparedWork::Turn(turn) => Some(turn.session()),
+            PreparedWork::Read(read) => Some(read.session()),
         }
     }
 }
@@ -46,7 +48,7 @@ pub(super) struct CompletionWork {
     /// Set where its rows are read again whenever they are full.
     pub reread: Option<RowLimit>,
     pub max_rows: usize,
-    pub owner: u64,
+    pub owner: Requester,
     pub continues: bool,
     /// Prompt tokens that came from the prefix cache.
     pub reused: usize,
@@ -97,6 +99,7 @@ impl CompletionWork {
 
 /// A turn that has not begun.
 pub(super) struct PreparedTurn {
+    pub owner: Owner,
     pub session: String,
     pub text: String,
     /// The text in tokens.
@@ -110,6 +113,7 @@ pub(super) struct PreparedTurn {
 
 /// A read that has not begun.
 pub(super) struct PreparedRead {
+    pub owner: Owner,
     pub session: String,
     pub read: SessionRead,
     pub now_ms: u64,
@@ -117,6 +121,18 @@ pub(super) struct PreparedRead {
     pub no_memory_at: Cell<Option<u64>>,
     /// It was refused before because the stream is not condensed yet.
     pub has_waited: Cell<bool>,
+}
+
+impl PreparedTurn {
+    pub fn session(&self) -> SessionName<'_> {
+        self.owner.session(&self.session)
+    }
+}
+
+impl PreparedRead {
+    pub fn session(&self) -> SessionName<'_> {
+        self.owner.session(&self.session)
+    }
 }
 
 /// A request in the batch.

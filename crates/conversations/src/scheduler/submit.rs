@@ -4,7 +4,7 @@ use super::request::{RequestKind, SubmitError};
 use super::resources::{Resources, promisable};
 use super::row_limit::RowLimit;
 use super::running::{CompletionWork, PreparedRead, PreparedTurn, PreparedWork};
-use crate::session::{SessionError, SessionRead};
+use crate::session::{Requester, SessionError, SessionRead};
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
 use haversack_engine::runtime::{GenerateOptions, Runtime, SequenceRetention};
@@ -16,7 +16,7 @@ pub(super) fn prepare(
     resources: &Resources,
     kind: RequestKind,
     options: GenerateOptions,
-    owner: u64,
+    owner: Requester,
 ) -> Result<(PreparedWork, u64), SubmitError> {
     match kind {
         RequestKind::Completion { prompt, rows } => {
@@ -31,7 +31,7 @@ pub(super) fn prepare(
             now_ms,
         } => {
             let sessions = resources.sessions()?;
-            if !sessions.exists(&session) {
+            if !sessions.exists(owner.owner.session(&session)) {
                 return Err(SessionError::NoSuchSession { name: session }.into());
             }
             sessions.check_turn(&session, options.tokens_max)?;
@@ -42,6 +42,7 @@ pub(super) fn prepare(
             // Finds bad stop strings now, not when the turn begins.
             Completion::within(&[], &options, None)?;
             let turn = PreparedTurn {
+                owner: owner.owner,
                 session,
                 text,
                 question,
@@ -58,10 +59,12 @@ pub(super) fn prepare(
             now_ms,
         } => {
             let is_new = matches!(read, SessionRead::Create { .. });
-            if !is_new && !resources.sessions()?.exists(&session) {
+            let name = owner.owner.session(&session);
+            if !is_new && !resources.sessions()?.exists(name) {
                 return Err(SessionError::NoSuchSession { name: session }.into());
             }
             let read = PreparedRead {
+                owner: owner.owner,
                 session,
                 read,
                 now_ms,
@@ -78,7 +81,7 @@ fn completion(
     prompt: &[u32],
     rows: Option<RowLimit>,
     options: &GenerateOptions,
-    owner: u64,
+    owner: Requester,
 ) -> Result<(CompletionWork, usize), SubmitError> {
     let tokens = prompt.len();
     if tokens == 0 {

@@ -2,7 +2,7 @@
 //! and their age within limits. No model is needed.
 //!
 //! ```text
-//! DIR/NAME.session     a session
+//! DIR/NAME.session     a session; those of a named owner are in DIR/OWNER
 //! DIR/removed          what limits removed, a line each: time in ms, bytes, cause, name; the oldest lines go first
 //! ```
 //!
@@ -13,6 +13,7 @@ use super::error::{SessionError, SessionResult};
 use super::export::opening;
 use super::names;
 use super::options::{FolderLimits, SessionOptions, journal_options};
+use super::owner::Owner;
 use super::prefix;
 use super::report::ListedSession;
 use haversack_memory::journal::{Journal, JournalError, JournalOptions};
@@ -116,6 +117,27 @@ impl SessionFolder {
             prefix_dir: options.prefix_dir.clone(),
             journal: journal_options(options, u64::MAX),
         })
+    }
+
+    /// The folder of an owner: this one is the unnamed owner's.
+    pub fn of_owner(&self, owner: Owner) -> SessionFolder {
+        let dir = match owner.is_unnamed() {
+            true => self.dir.clone(),
+            false => self.dir.join(owner.name()),
+        };
+        SessionFolder {
+            dir,
+            ..self.clone()
+        }
+    }
+
+    /// The folders of all owners.
+    pub fn owners(&self) -> Vec<(Owner, SessionFolder)> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let names = dirs.filter_map(|entry| Owner::new(entry.file_name().to_str()?).ok());
+        let owners = std::iter::once(Owner::default()).chain(names);
+        owners.map(|owner| (owner, self.of_owner(owner))).collect()
     }
 
     pub fn path(&self, name: &str) -> SessionResult<PathBuf> {

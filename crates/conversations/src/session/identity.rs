@@ -1,6 +1,7 @@
 //! The identity of a file: model, KV format, tokenizer, tenant and session name.
 
 use super::error::{SessionError, SessionResult};
+use super::owner::Owner;
 use haversack_engine::Model;
 use haversack_engine::runtime::Runtime;
 
@@ -24,6 +25,14 @@ impl Identity {
             kv: kv_format(runtime),
             tokenizer: tokenizer_hash(model),
             tenant: tenant.to_owned(),
+        }
+    }
+
+    /// Of files of one owner.
+    pub(super) fn of_owner(&self, owner: Owner) -> Identity {
+        Identity {
+            tenant: owner.tenant(&self.tenant),
+            ..self.clone()
         }
     }
 

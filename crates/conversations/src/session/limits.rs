@@ -139,9 +139,10 @@ impl SessionLimits {
         };
         let rows = room.rows.saturating_sub(room.slack);
         let persistent_usual = (room.rows / 8).max(512.min(room.rows / 3));
-        let persistent_max = settings.persistent_max.unwrap_or(persistent_usual);
         let capacity_min = CAPACITY_MIN.min(settings.capacity.unwrap_or(CAPACITY_MIN));
         let persistent_room = rows.saturating_sub(capacity_min);
+        let persistent_usual = persistent_usual.min(persistent_room);
+        let persistent_max = settings.persistent_max.unwrap_or(persistent_usual);
         if settings.persistent_max.is_some() && persistent_max > persistent_room {
             return refuse("persistent", persistent_max, persistent_room);
         }
@@ -289,7 +290,7 @@ mod tests {
             "capacity 9000: the context has no room for it; accepted: 1 to 6912"
         );
         assert!(matches!(
-            of(with(None, None, None), 400),
+            of(with(None, None, None), 250),
             Err(LimitError::Room { .. })
         ));
         // A capacity that is set may be as small as one likes.

@@ -11,6 +11,7 @@
 
 use super::error::{SessionError, SessionResult, SharedError};
 use super::options::{SessionOptions, journal_options};
+use super::owner::{Owner, SessionName};
 use super::paged_vec::PagedVec;
 use super::record::{
     BadRecord, CHANGE, COLUMN, FACT, FactRecord, LIMITS, LimitsRecord, LogChange, STATE,
@@ -195,6 +196,7 @@ pub(super) struct LogRecords {
 }
 
 pub(super) struct SessionLog {
+    owner: Owner,
     name: String,
     /// `None` where sessions are not saved.
     home: Option<LogHome>,
@@ -206,8 +208,13 @@ pub(super) struct SessionLog {
 }
 
 impl SessionLog {
-    pub fn new(name: &str, home: Option<LogHome>, journal: Option<Journal>) -> SessionLog {
+    pub fn new(
+        SessionName { owner, name }: SessionName<'_>,
+        home: Option<LogHome>,
+        journal: Option<Journal>,
+    ) -> SessionLog {
         SessionLog {
+            owner,
             name: name.to_owned(),
             home,
             journal,
@@ -228,6 +235,10 @@ impl SessionLog {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub fn full_name(&self) -> SessionName<'_> {
+        self.owner.session(&self.name)
     }
 
     pub fn unsaved(&self) -> Option<&SharedError<SessionError>> {
@@ -614,6 +625,7 @@ impl SessionLog {
                         facts.contains(&fact) && last.insert((4, fact))
                     }
                     Ok(LogChange::Renewed) => last.insert((5, 0)),
+                    Ok(LogChange::Told { .. }) => last.insert((7, 0)),
                     Err(_) => false,
                 },
                 LIMITS => last.insert((6, 0)),
@@ -752,6 +764,9 @@ fn take_over(
         if let Some(change) = fact.verbatim_change() {
             to.append(CHANGE, &[&change.to_bytes()])?;
         }
+    }
+    if let Some(hash) = transcript.told {
+        to.append(CHANGE, &[&LogChange::Told { hash }.to_bytes()])?;
     }
     for stored in transcript.turns.iter() {
         let Some(record) = stored.saved() else {

@@ -66,6 +66,7 @@ mod log;
 pub mod names;
 mod open_session;
 mod options;
+mod owner;
 pub mod paged_vec;
 mod parts;
 pub mod plan;
@@ -94,6 +95,7 @@ pub use identity::Identity;
 pub use limits::{CapacityChange, LimitError, SessionLimits, SessionSettings};
 pub(crate) use open_session::ResumeMode;
 pub use options::{FolderLimits, SessionOptions};
+pub use owner::{Owner, Requester, SessionName};
 pub use prefix::{PrefixError, PrefixProblem, PrefixStats};
 pub use reading::{BegunRead, ReadInProgress, SessionRead};
 pub use report::{

@@ -6,6 +6,7 @@ use super::identity::Identity;
 use super::limits::{CapacityChange, SessionLimits, SessionSettings};
 use super::log::{LogHome, SessionLog};
 use super::options::{SessionOptions, journal_options};
+use super::owner::SessionName;
 use super::plan::TurnPlan;
 use super::prefix::Prefixes;
 use super::record::{BadRecord, FactRecord, LimitsRecord, LogChange, STATE, TurnRecord};
@@ -106,7 +107,7 @@ impl OpenSession {
     /// Opens a session from its file.
     pub fn open<'a>(
         runtime: &mut Runtime,
-        name: &str,
+        full_name: SessionName<'_>,
         home: LogHome,
         identity: &Identity,
         options: &Arc<SessionOptions>,
@@ -114,6 +115,7 @@ impl OpenSession {
         mode: ResumeMode,
         grant: &dyn Fn(SessionSettings) -> GrantedLimits<'a>,
     ) -> SessionResult<OpenSession> {
+        let name = full_name.name;
         let error = |source| SessionError::File {
             name: name.to_owned(),
             source,
@@ -174,7 +176,8 @@ impl OpenSession {
         let opening = first.and_then(|fact| map.payload(fact.record?).ok());
         let opening = opening.and_then(|bytes| FactRecord::read(bytes).ok());
         let opening = opening.map_or(Vec::new(), |fact| fact.tokens);
-        let shared = prefixes.verified(options, &opening);
+        let owner = full_name.owner.sharing(first.map_or("", |fact| &fact.text));
+        let shared = prefixes.verified(options, owner, &opening);
         let mut restore = |columns: &[&[u8]]| {
             let image = Image {
                 outline: &state.outline,
@@ -200,7 +203,7 @@ impl OpenSession {
             columns,
             blocks,
         };
-        let mut log = SessionLog::new(name, Some(home), Some(opened.journal));
+        let mut log = SessionLog::new(full_name, Some(home), Some(opened.journal));
         log.resume(state_record, &transcript, &residency);
         let mut session = OpenSession::new(options, granted, transcript, residency, log);
         session.limits.capacity = recorded;
@@ -237,6 +240,7 @@ impl OpenSession {
         let options = &self.options;
         let quota = self.limits.quota_bytes;
         let journal = home.as_ref().map(|home| home.create(name, options, quota));
+        let name = self.log.full_name().owner.session(name);
         let log = SessionLog::new(name, home, journal.transpose()?);
         let sequence = match runtime.fork(self.residency.sequence) {
             Ok(sequence) => sequence,
@@ -853,6 +857,7 @@ impl OpenSession {
 
     pub fn stats(&self, runtime: &Runtime) -> SessionResult<SessionStats> {
         let mut stats = SessionStats {
+            owner: self.log.full_name().owner,
             name: self.name().to_owned(),
             position: runtime.position(self.residency.sequence)?,
             persistent: self.transcript.persistent_tokens() as u64,

@@ -25,6 +25,7 @@
 use super::error::{SessionResult, SharedError};
 use super::identity::{Identity, shared_lines};
 use super::options::{SessionOptions, journal_options};
+use super::owner::Owner;
 use haversack_cache::{Image, MappedImage};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use haversack_memory::journal::{self, Journal, JournalMap, RecordRef, WeakJournalMap};
@@ -79,7 +80,8 @@ impl fmt::Display for PrefixProblem {
 /// Files in use, and statistics.
 pub(super) struct Prefixes {
     /// All that the bytes of an opening depend on except its tokens: the identity of the files.
-    identity: String,
+    identity: Identity,
+    more: String,
     known: Vec<MappedFile>,
     stats: PrefixStats,
 }
@@ -135,7 +137,8 @@ impl Prefixes {
     pub fn new(runtime: &Runtime, identity: &Identity, options: &SessionOptions) -> Prefixes {
         let dir = options.prefix_dir.as_deref();
         Prefixes {
-            identity: dir.map_or(String::new(), |_| file_identity(runtime, identity)),
+            identity: identity.clone(),
+            more: dir.map_or(String::new(), |_| more_identity(runtime)),
             known: Vec::new(),
             stats: PrefixStats::default(),
         }
@@ -145,14 +148,15 @@ impl Prefixes {
         &self.stats
     }
 
-    /// A sequence that has read `tokens` and nothing else, if they were computed before.
+    /// A sequence that has read `tokens` and nothing else, if they were computed before for this owner.
     pub fn find(
         &mut self,
         runtime: &mut Runtime,
         options: &SessionOptions,
+        owner: Owner,
         tokens: &[u32],
     ) -> Option<SequenceId> {
-        let file = self.file(options, tokens)?;
+        let file = self.file(options, owner, tokens)?;
         self.open_file(runtime, &file)
     }
 
@@ -161,10 +165,11 @@ impl Prefixes {
         &mut self,
         runtime: &mut Runtime,
         options: &SessionOptions,
+        owner: Owner,
         tokens: &[u32],
         computed: SequenceId,
     ) -> SessionResult<SequenceId> {
-        let Some(file) = self.file(options, tokens) else {
+        let Some(file) = self.file(options, owner, tokens) else {
             return Ok(computed);
         };
         self.stats.computed += 1;
@@ -197,12 +202,17 @@ impl Prefixes {
     }
 
     /// The file of an opening; `None` where nothing is shared.
-    fn file<'a>(&self, options: &SessionOptions, tokens: &'a [u32]) -> Option<PrefixFile<'a>> {
+    fn file<'a>(
+        &self,
+        options: &SessionOptions,
+        owner: Owner,
+        tokens: &'a [u32],
+    ) -> Option<PrefixFile<'a>> {
         let dir = options
             .prefix_dir
             .as_deref()
             .filter(|_| !tokens.is_empty())?;
-        let identity = self.identity.clone();
+        let identity = file_identity(&self.identity.of_owner(owner), &self.more);
         let hash = hash(&identity, options.key.as_ref(), tokens);
         Some(PrefixFile {
             path: dir.join(format!("{}.{ENDING}", hash.to_hex())),
@@ -240,8 +250,13 @@ impl Prefixes {
     }
 
     /// The file of an opening that a session was saved with, if it is there and valid.
-    pub fn verified(&mut self, options: &SessionOptions, tokens: &[u32]) -> Option<VerifiedFile> {
-        let file = self.file(options, tokens)?;
+    pub fn verified(
+        &mut self,
+        options: &SessionOptions,
+        owner: Owner,
+        tokens: &[u32],
+    ) -> Option<VerifiedFile> {
+        let file = self.file(options, owner, tokens)?;
         match self.known(&file).map_or_else(|| file.open(), Ok) {
             Ok(found) => {
                 self.remember(&file, &found);
@@ -405,7 +420,17 @@ impl VerifiedFile {
 }
 
 /// All that the bytes depend on except the tokens, and the tenant: lines of a name and a value.
-fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
+fn file_identity(identity: &Identity, more: &str) -> String {
+    let mut text = String::from("haversack prefix 1\n");
+    for (name, value) in identity.fields() {
+        text.push_str(&format!("{name} {}\n", value.escape_debug()));
+    }
+    text.push_str(more);
+    text
+}
+
+/// The lines that session files do not have.
+fn more_identity(runtime: &Runtime) -> String {
     let model = runtime.model();
     let store = runtime.store();
     let mut carries = blake3::Hasher::new_derive_key("haversack prefix carries v1");
@@ -415,10 +440,7 @@ fn file_identity(runtime: &Runtime, identity: &Identity) -> String {
         let text = format!("{:?};", store.error_feedback(layer));
         carries.update(text.replacen("ErrorFeedback", "Carry", 1).as_bytes());
     }
-    let mut text = String::from("haversack prefix 1\n");
-    for (name, value) in identity.fields() {
-        text.push_str(&format!("{name} {}\n", value.escape_debug()));
-    }
+    let mut text = String::new();
     let rope = format!("{:?}", model.config().ropes);
     let rope = blake3::hash(rope.as_bytes()).to_hex();
     let carries = carries.finalize().to_hex();

@@ -14,6 +14,7 @@
 use super::error::{SessionError, SessionResult};
 use super::limits::SessionSettings;
 use super::open_session::OpenSession;
+use super::owner::SessionName;
 use super::record::TurnRecord;
 use super::residency::feed;
 use super::sessions::Sessions;
@@ -71,12 +72,14 @@ impl SessionRead {
         &self,
         runtime: &mut Runtime,
         sessions: &mut Sessions,
-        name: &str,
+        name: SessionName<'_>,
         now_ms: u64,
     ) -> SessionResult<BegunRead> {
         let SessionRead::Create { opening, .. } = self else {
             let id = sessions.opened(name);
-            let missing = || SessionError::NoSuchSession { name: name.into() };
+            let missing = || SessionError::NoSuchSession {
+                name: name.name.into(),
+            };
             return self.begin_in(runtime, sessions, id.ok_or_else(missing)?);
         };
         let (session, is_computed) = sessions.begin_new(runtime, name, opening, now_ms)?;
@@ -216,7 +219,7 @@ impl ReadInProgress {
             SessionRead::Create { opening, history } => {
                 if !self.is_opened {
                     if !self.begun.is_computed {
-                        sessions.share_opening(runtime, id, &opening.tokens)?;
+                        sessions.share_opening(runtime, id, opening)?;
                     }
                     let session = sessions.any_session_mut(id)?;
                     self.begun.sequence = session.residency.sequence;
@@ -272,10 +275,10 @@ impl ReadInProgress {
 impl Sessions {
     /// Creates a session that begins with a persistent text. A text over the limit is condensed first. If the disk takes
     /// no file, the session goes on without one and reports it; a name that is taken is an error.
-    pub fn create(
+    pub fn create<'a>(
         &mut self,
         runtime: &mut Runtime,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         persistent: &str,
         now_ms: u64,
     ) -> SessionResult<SessionId> {
@@ -284,10 +287,10 @@ impl Sessions {
 
     /// Creates a session whose persistent text begins with a part that condensing never changes: instructions, for
     /// example.
-    pub fn create_marked(
+    pub fn create_marked<'a>(
         &mut self,
         runtime: &mut Runtime,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         marked: &str,
         persistent: &str,
         now_ms: u64,
@@ -297,14 +300,15 @@ impl Sessions {
     }
 
     /// The same with settings of its own, which hold in every process that opens it and has room for them.
-    pub fn create_with(
+    pub fn create_with<'a>(
         &mut self,
         runtime: &mut Runtime,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         (marked, persistent): (&str, &str),
         now_ms: u64,
         own: SessionSettings,
     ) -> SessionResult<SessionId> {
+        let name = name.into();
         self.check_new(runtime, name)?;
         let texts = self.texts();
         let opening = texts.opening_with(marked, persistent, now_ms, own)?;
@@ -312,14 +316,14 @@ impl Sessions {
     }
 
     /// Creates a session of a [`SessionRead::Create`].
-    pub fn create_told(
+    pub fn create_told<'a>(
         &mut self,
         runtime: &mut Runtime,
-        name: &str,
+        name: impl Into<SessionName<'a>>,
         read: SessionRead,
         now_ms: u64,
     ) -> SessionResult<SessionId> {
-        let begun = read.begin(runtime, self, name, now_ms)?;
+        let begun = read.begin(runtime, self, name.into(), now_ms)?;
         let id = begun.session;
         self.read_now(runtime, begun, read, now_ms)?;
         Ok(id)
@@ -404,6 +408,12 @@ fn open_with(session: &mut OpenSession, opening: &Opening, now_ms: u64) {
     session.note_fact(tokens, 0, now_ms, &piece.text, None);
     if piece.verbatim > 0 {
         session.mark(0, piece.verbatim);
+    }
+    if let Some(told) = &opening.told {
+        let change = session.transcript.remember_told(told);
+        change
+            .into_iter()
+            .for_each(|change| session.log.note(change));
     }
     session.condensing.outcome = opening.outcome.clone();
 }

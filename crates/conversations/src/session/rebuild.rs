@@ -322,6 +322,11 @@ impl OpenSession {
         }
         let holds = |fact: &RebuiltFact| transcript.facts.iter().any(|f| f.number == fact.number);
         for fact in reading.facts.into_iter().filter(holds) {
+            let opening = transcript.facts.first().filter(|opening| {
+                fact.number == 0 && opening.number == 0 && opening.text != fact.text
+            });
+            let told = opening.and_then(|opening| self.transcript.remember_told(&opening.text));
+            told.into_iter().for_each(|change| self.log.note(change));
             let (start, end) = (fact.span.start as usize, fact.span.end as usize);
             let record = FactRecord {
                 number: fact.number,

@@ -91,6 +91,8 @@ pub enum LogChange {
     Renewed,
     /// Condensing must not change the first bytes of a fact.
     Verbatim { fact: u64, bytes: u64 },
+    /// Condensing has changed the opening; this is the hash of what was told.
+    Told { hash: u128 },
 }
 
 /// What is in memory, with the columns that are not settled.
@@ -311,6 +313,7 @@ impl LogChange {
             LogChange::Pinned { turn, is_pinned } => (3, turn, u32::from(is_pinned), 0),
             LogChange::Renewed => (4, 0, 0, 0),
             LogChange::Verbatim { fact, bytes } => (5, fact, 0, bytes),
+            LogChange::Told { hash } => (6, hash as u64, 0, (hash >> 64) as u64),
         };
         out.u32(what);
         out.u32(more);
@@ -342,6 +345,9 @@ impl LogChange {
             (5, 0) => LogChange::Verbatim {
                 fact: number,
                 bytes: start,
+            },
+            (6, 0) => LogChange::Told {
+                hash: u128::from(start) << 64 | u128::from(number),
             },
             _ => return Err(from.bad("a change of no kind")),
         };
@@ -539,6 +545,7 @@ mod tests {
             },
             LogChange::Renewed,
             LogChange::Verbatim { fact: 4, bytes: 12 },
+            LogChange::Told { hash: 5 << 90 | 3 },
         ];
         let limits = LimitsRecord {
             turn: 3,

@@ -4,6 +4,7 @@
 use super::condensing::CondenseOutcome;
 use super::error::{SessionError, SharedError};
 use super::limits::CapacityChange;
+use super::owner::Owner;
 use super::turns::Turn;
 use haversack_engine::runtime::{Finish, Generation};
 use std::ops::Range;
@@ -51,6 +52,7 @@ pub struct TurnAnswer {
 /// Sizes of a session, in tokens where nothing else is said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionStats {
+    pub owner: Owner,
     pub name: String,
     /// Tokens read so far.
     pub position: u64,

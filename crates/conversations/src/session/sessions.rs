@@ -12,8 +12,10 @@ use super::limits::{SessionLimits, SessionRoom, SessionSettings};
 use super::log::{LogHome, SessionLog};
 use super::names;
 use super::open_session::{GrantedLimits, OpenSession, ResumeMode};
-use super::options::{FolderLimits, SessionOptions};
+use super::options::{FolderLimits, SessionOptions, journal_options};
+use super::owner::{Owner, SessionName};
 use super::prefix::{PrefixStats, Prefixes};
+use super::replay::Replay;
 use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
 use super::residency::{Residency, fits, promised_bytes, slack};
 use super::slots::{SessionId, Slots};
@@ -22,6 +24,7 @@ use super::transcript::{Deferred, Transcript};
 use super::turns::Turn;
 use super::undo::{DroppedTurns, Undo};
 use haversack_engine::runtime::{Runtime, SequenceId};
+use haversack_memory::journal::Journal;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -87,7 +90,7 @@ pub struct Sessions {
     condenser: Option<Arc<dyn Condense>>,
     slots: Slots<OpenSession>,
     /// Of sessions that were closed, by name.
-    deferred: BTreeMap<String, Deferred>,
+    deferred: BTreeMap<(Owner, String), Deferred>,
     prefixes: Prefixes,
     /// Of sessions that were closed, together.
     closed: SessionCounters,
@@ -236,12 +239,12 @@ impl Sessions {
     pub(super) fn begin_new(
         &mut self,
         runtime: &mut Runtime,
-        name: &str,
+        name: SessionName<'_>,
         opening: &Opening,
         now_ms: u64,
     ) -> SessionResult<(SessionId, bool)> {
         self.check_new(runtime, name)?;
-        let (own, opening) = (opening.own, &opening.tokens[..]);
+        let own = opening.own;
         let settings = own.or(self.options.settings);
         let granted = GrantedLimits {
             settings,
@@ -251,14 +254,15 @@ impl Sessions {
         };
         let (home, quota) = (self.home(name), granted.limits.quota_bytes);
         let created = home.as_ref();
-        let created = created.map(|home| home.create(name, &self.options, quota));
+        let created = created.map(|home| home.create(name.name, &self.options, quota));
         let journal = match created {
             Some(Err(error)) if !error.is_disk() => return Err(error),
             Some(created) => created.ok(),
             None => None,
         };
         let log = SessionLog::new(name, home, journal);
-        let found = self.prefixes.find(runtime, &self.options, opening);
+        let owner = name.owner.sharing(&opening.piece.text);
+        let found = (self.prefixes).find(runtime, &self.options, owner, &opening.tokens);
         let is_shared = found.is_some();
         let sequence = match found.map_or_else(|| runtime.open(), Ok) {
             Ok(sequence) => sequence,
@@ -286,12 +290,16 @@ impl Sessions {
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-        opening: &[u32],
+        opening: &Opening,
     ) -> SessionResult {
         let computed = self.sequence(id)?;
+        let (owner, tokens) = (
+            self.owner(id)?.sharing(&opening.piece.text),
+            &opening.tokens,
+        );
         let shared = self
             .prefixes
-            .share(runtime, &self.options, opening, computed)?;
+            .share(runtime, &self.options, owner, tokens, computed)?;
         self.any_session_mut(id)?.residency.sequence = shared;
         Ok(())
     }
@@ -302,32 +310,39 @@ impl Sessions {
     }
 
     /// Opens a session from its file, at the end of the last acknowledged turn. Turns that do not fit stay in the file.
-    pub fn resume(&mut self, runtime: &mut Runtime, name: &str) -> SessionResult<SessionId> {
-        self.resume_as(runtime, name, ResumeMode::AsFits)
+    pub fn resume<'a>(
+        &mut self,
+        runtime: &mut Runtime,
+        name: impl Into<SessionName<'a>>,
+    ) -> SessionResult<SessionId> {
+        self.resume_as(runtime, name.into(), ResumeMode::AsFits)
     }
 
     pub(crate) fn resume_as(
         &mut self,
         runtime: &mut Runtime,
-        name: &str,
+        full_name: SessionName<'_>,
         mode: ResumeMode,
     ) -> SessionResult<SessionId> {
-        self.check_new(runtime, name)?;
-        let Some(home) = self.home(name) else {
+        self.check_new(runtime, full_name)?;
+        let SessionName { owner, name } = full_name;
+        let Some(home) = self.home(full_name) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
+        let identity = &self.identity.of_owner(owner);
         // Limits are granted before the prefixes are borrowed.
-        let (identity, options, prefixes) = (&self.identity, &self.options, &mut self.prefixes);
+        let (options, prefixes) = (&self.options, &mut self.prefixes);
         let (grants, all) = (&self.grants, self.options.settings);
         let grant = &|own| grants.grant(own, all);
         let mut session = OpenSession::open(
-            runtime, name, home, identity, options, prefixes, mode, grant,
+            runtime, full_name, home, identity, options, prefixes, mode, grant,
         )?;
+        let key = (owner, name.to_owned());
         let changes = std::mem::take(&mut session.transcript.deferred.changes);
-        session.transcript.deferred = self.deferred.get(name).cloned().unwrap_or_default();
+        session.transcript.deferred = self.deferred.get(&key).cloned().unwrap_or_default();
         session.transcript.deferred.changes.extend(changes);
         let id = self.admit(runtime, session, Some(mode))?;
-        self.deferred.remove(name);
+        self.deferred.remove(&key);
         Ok(id)
     }
 
@@ -349,17 +364,18 @@ impl Sessions {
             session.condensing.stop(runtime);
             self.closed.add(&session.counters);
             runtime.close(session.residency.sequence)?;
-            let name = session.name().to_owned();
+            let SessionName { owner, name } = session.log.full_name();
+            let key = (owner, name.to_owned());
             let deferred = session.transcript.deferred;
             if deferred != Deferred::default() {
-                self.deferred.insert(name, deferred);
+                self.deferred.insert(key, deferred);
             }
             self.hold(runtime)?;
         }
         Ok(())
     }
 
-    /// Creates a second session with the same past, which shares the rows in memory. Its file has to be created first:
+    /// Creates a second session of the same owner with the same past, which shares the rows in memory. Its file has to be created first:
     /// turns that left memory can only be copied.
     pub fn fork(
         &mut self,
@@ -367,8 +383,9 @@ impl Sessions {
         id: SessionId,
         name: &str,
     ) -> SessionResult<SessionId> {
-        self.check_new(runtime, name)?;
-        let home = self.home(name);
+        let full_name = self.session(id)?.log.full_name().owner.session(name);
+        self.check_new(runtime, full_name)?;
+        let home = self.home(full_name);
         let session = self.session_mut(runtime, id)?;
         let fork = session.fork(runtime, name, home)?;
         self.admit(runtime, fork, None)
@@ -376,43 +393,52 @@ impl Sessions {
 
     /// Deletes a session that is not open, whatever its file holds: a damaged one too. The shared prefix file goes with
     /// the last session that opens with it.
-    pub fn delete(&mut self, name: &str) -> SessionResult {
+    pub fn delete<'a>(&mut self, name: impl Into<SessionName<'a>>) -> SessionResult {
+        let full_name @ SessionName { owner, name } = name.into();
         names::check(name)?;
-        self.check_not_open(name)?;
-        let Some(folder) = &self.folder else {
+        self.check_not_open(full_name)?;
+        let Some(folder) = self.folder(owner) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
-        self.deferred.remove(name);
+        self.deferred.remove(&(owner, name.to_owned()));
         folder.delete(name)
     }
 
-    /// The sessions of the folder, by name.
-    pub fn list(&self) -> SessionResult<Vec<ListedSession>> {
-        let Some(folder) = &self.folder else {
+    /// The sessions in an owner's folder, by name.
+    pub fn list(&self, owner: Owner) -> SessionResult<Vec<ListedSession>> {
+        let Some(folder) = self.folder(owner) else {
             return Ok(Vec::new());
         };
         let mut listed = folder.list()?;
         for session in &mut listed {
-            session.is_open = self.opened(&session.name).is_some();
+            session.is_open = self.opened(owner.session(&session.name)).is_some();
         }
         Ok(listed)
     }
 
-    /// Removes what [`SessionOptions::limits`] ask for, and returns it.
+    /// Removes what [`SessionOptions::limits`] ask for, of each owner by itself, and returns it.
     pub fn keep_limits(&mut self, now_ms: u64) -> SessionResult<Vec<RemovedSession>> {
         self.removals.looked_ms = now_ms;
         let Some(folder) = &self.folder else {
             return Ok(Vec::new());
         };
         let limits = self.options.limits;
-        let removed = folder.keep(limits, now_ms, |name| self.opened(name).is_some())?;
-        for gone in &removed {
-            let of_cause = RemovalCause::ALL.iter().zip(&mut self.removals.counts);
-            let of_cause = of_cause.filter(|(cause, _)| **cause == gone.cause);
-            of_cause.for_each(|(_, count)| *count += 1);
-            self.deferred.remove(&gone.name);
+        if limits == FolderLimits::default() {
+            return Ok(Vec::new());
         }
-        Ok(removed)
+        let mut all = Vec::new();
+        for (owner, folder) in folder.owners() {
+            let is_open = |name: &str| self.opened(owner.session(name)).is_some();
+            let removed = folder.keep(limits, now_ms, is_open)?;
+            for gone in &removed {
+                let of_cause = RemovalCause::ALL.iter().zip(&mut self.removals.counts);
+                let of_cause = of_cause.filter(|(cause, _)| **cause == gone.cause);
+                of_cause.for_each(|(_, count)| *count += 1);
+                self.deferred.remove(&(owner, gone.name.clone()));
+            }
+            all.extend(removed);
+        }
+        Ok(all)
     }
 
     /// The same between turns.
@@ -426,10 +452,10 @@ impl Sessions {
         }
     }
 
-    /// What limits removed from the folder, the latest last; by this process or an earlier one.
-    pub fn removed(&self) -> Vec<RemovedSession> {
-        let folder = self.folder.as_ref();
-        folder.map_or(Vec::new(), SessionFolder::removed)
+    /// What limits removed from an owner's folder, the latest last; by this process or an earlier one.
+    pub fn removed(&self, owner: Owner) -> Vec<RemovedSession> {
+        let folder = self.folder(owner);
+        folder.map_or(Vec::new(), |folder| folder.removed())
     }
 
     /// Number of sessions that limits removed since the start, as in [`RemovalCause::ALL`].
@@ -438,9 +464,10 @@ impl Sessions {
     }
 
     /// The session of this name, if it is open.
-    pub fn opened(&self, name: &str) -> Option<SessionId> {
+    pub fn opened<'a>(&self, name: impl Into<SessionName<'a>>) -> Option<SessionId> {
+        let name = name.into();
         let mut open = self.slots.iter();
-        let found = open.find(|(_, session)| session.name() == name);
+        let found = open.find(|(_, session)| session.log.full_name() == name);
         found.map(|(id, _)| id)
     }
 
@@ -450,9 +477,15 @@ impl Sessions {
     }
 
     /// Whether there is a session of this name, open or in a file.
-    pub fn exists(&self, name: &str) -> bool {
-        let path = self.folder.as_ref().and_then(|dir| dir.path(name).ok());
+    pub fn exists<'a>(&self, name: impl Into<SessionName<'a>>) -> bool {
+        let name = name.into();
+        let path = (self.folder(name.owner)).and_then(|dir| dir.path(name.name).ok());
         self.opened(name).is_some() || path.is_some_and(|path| path.is_file())
+    }
+
+    /// Whose session it is.
+    pub fn owner(&self, id: SessionId) -> SessionResult<Owner> {
+        Ok(self.session(id)?.log.full_name().owner)
     }
 
     /// Whether a turn of it is in progress.
@@ -487,6 +520,34 @@ impl Sessions {
     pub fn facts(&self, id: SessionId) -> SessionResult<Vec<(u64, &str)>> {
         let facts = self.session(id)?.transcript.facts.iter();
         Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
+    }
+
+    /// Whether a session was begun with this persistent text. One that is not open is looked up in its file.
+    pub fn began_with<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        text: &str,
+    ) -> SessionResult<bool> {
+        let full_name @ SessionName { name, .. } = name.into();
+        if let Some(id) = self.opened(full_name) {
+            return Ok(self.session(id)?.transcript.began_with(text));
+        }
+        let Some(home) = self.home(full_name) else {
+            return Err(SessionError::NowhereToLook { name: name.into() });
+        };
+        // It is only read.
+        let options = journal_options(&self.options, u64::MAX);
+        let view = Journal::view(&home.path, &options);
+        let view = view.map_err(|source| SessionError::File {
+            name: name.into(),
+            source,
+        })?;
+        let replay = Replay::of(&view.map, &view.records);
+        let replay = replay.map_err(|source| SessionError::Record {
+            name: name.into(),
+            source,
+        })?;
+        Ok(replay.transcript.began_with(text))
     }
 
     /// The turns that are in memory or in the file, oldest first.
@@ -752,11 +813,15 @@ impl Sessions {
         }
     }
 
-    fn home(&self, name: &str) -> Option<LogHome> {
-        let folder = self.folder.as_ref()?;
+    fn folder(&self, owner: Owner) -> Option<SessionFolder> {
+        let folder = self.folder.as_ref();
+        folder.map(|folder| folder.of_owner(owner))
+    }
+
+    fn home(&self, name: SessionName<'_>) -> Option<LogHome> {
         Some(LogHome {
-            path: folder.path(name).ok()?,
-            identity: self.identity.to_bytes(name),
+            path: self.folder(name.owner)?.path(name.name).ok()?,
+            identity: self.identity.of_owner(name.owner).to_bytes(name.name),
         })
     }
 
@@ -843,15 +908,21 @@ impl Sessions {
     }
 
     /// The name is valid and not open.
-    pub(super) fn check_new(&mut self, runtime: &mut Runtime, name: &str) -> SessionResult {
+    pub(super) fn check_new(
+        &mut self,
+        runtime: &mut Runtime,
+        name: SessionName<'_>,
+    ) -> SessionResult {
         self.undo_dropped(runtime)?;
-        names::check(name)?;
+        names::check(name.name)?;
         self.check_not_open(name)
     }
 
-    fn check_not_open(&self, name: &str) -> SessionResult {
+    fn check_not_open(&self, name: SessionName<'_>) -> SessionResult {
         match self.opened(name) {
-            Some(_) => Err(SessionError::Open { name: name.into() }),
+            Some(_) => Err(SessionError::Open {
+                name: name.name.into(),
+            }),
             None => Ok(()),
         }
     }

@@ -41,6 +41,8 @@ pub struct Opening {
     pub(super) outcome: Option<CondenseOutcome>,
     /// What is set for this session alone.
     pub(super) own: SessionSettings,
+    /// As it was told, where condensing has changed it.
+    pub(super) told: Option<String>,
 }
 
 /// A turn that took place elsewhere.
@@ -89,12 +91,14 @@ impl SessionTexts {
             verbatim: verbatim.len(),
         };
         let layout = &self.layout;
+        let told = piece.text.clone();
         let (piece, outcome) = condense_opening(&*self.condenser, layout, now_ms, piece, aim)?;
         let tokens = layout.opening(&piece.text, now_ms)?;
         check_persistent(tokens.len(), aim.max)?;
         Ok(Opening {
             piece,
             tokens,
+            told: outcome.is_some().then_some(told),
             outcome,
             own,
         })

@@ -24,6 +24,8 @@ pub(super) struct Transcript {
     pub last_time_ms: u64,
     /// What the session may hold; `None` in files of versions that recorded none.
     pub limits: Option<LimitsRecord>,
+    /// Hash of the opening as it was told, where condensing has changed it.
+    pub told: Option<u128>,
     pub deferred: Deferred,
 }
 
@@ -180,6 +182,23 @@ impl Transcript {
         Some(LogChange::Verbatim { fact, bytes })
     }
 
+    /// Remembers how the opening was told before condensing changes it.
+    pub fn remember_told(&mut self, text: &str) -> Option<LogChange> {
+        let hash = hash_of(text);
+        let is_new = self.told.is_none();
+        self.told.get_or_insert(hash);
+        is_new.then_some(LogChange::Told { hash })
+    }
+
+    /// Whether the session was begun with this text; blanks around it do not count.
+    pub fn began_with(&self, text: &str) -> bool {
+        match (self.told, self.facts.first()) {
+            (Some(hash), _) => hash == hash_of(text),
+            (None, Some(opening)) => opening.text.trim() == text.trim(),
+            (None, None) => text.trim().is_empty(),
+        }
+    }
+
     /// Turns in memory that may leave it, oldest first: neither pinned nor among the latest.
     pub fn evictable(&self, last: usize) -> impl Iterator<Item = &Turn> {
         let newest = last_from(self.turns(), last);
@@ -260,6 +279,7 @@ impl Transcript {
                     fact.verbatim = usize::try_from(bytes).unwrap_or(usize::MAX);
                 }
             }
+            LogChange::Told { hash } => self.told = Some(hash),
             LogChange::Renewed => {}
         }
     }
@@ -273,4 +293,13 @@ impl Transcript {
         let facts = facts.map(|fact| fact.text.capacity() + size_of::<Fact>());
         self.turns.bytes() + unsaved.chain(facts).sum::<usize>()
     }
+}
+
+fn hash_of(text: &str) -> u128 {
+    let hash = blake3::hash(text.trim().as_bytes());
+    let (first, _) = hash.as_bytes().split_at(16);
+    first
+        .iter()
+        .rev()
+        .fold(0, |all, &b| all << 8 | u128::from(b))
 }

@@ -4,7 +4,7 @@ use crate::expected_turns::{ExpectedSession, ExpectedTurn};
 use crate::models::fingerprint;
 use crate::reference_request::{ReferenceRequest, RequestState, TokenHash};
 use haversack_conversations::scheduler::{Request, RequestEvent, RequestId, RequestKind};
-use haversack_conversations::session::TurnAnswer;
+use haversack_conversations::session::{Requester, TurnAnswer};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::SampleOptions;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub struct TurnSpec {
     pub now_ms: u64,
     pub sample: SampleOptions,
     pub options: GenerateOptions,
-    pub owner: u64,
+    pub owner: Requester,
     pub deadline: Option<Duration>,
 }
 

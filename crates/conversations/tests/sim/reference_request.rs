@@ -4,6 +4,7 @@ use crate::common::Dice;
 use crate::models::{CONTEXT, Make, Models, fingerprint, one_in, pick};
 use crate::seed_settings::SeedSettings;
 use haversack_conversations::scheduler::{LongPrompt, Priority, Request, RequestKind, RowLimit};
+use haversack_conversations::session::Requester;
 use haversack_engine::Retention;
 use haversack_engine::device::WindowChange;
 use haversack_engine::runtime::completion::Completed;
@@ -34,7 +35,7 @@ pub struct CompletionSpec {
     pub sample: SampleOptions,
     pub options: GenerateOptions,
     pub priority: Priority,
-    pub owner: u64,
+    pub owner: Requester,
     pub deadline: Option<Duration>,
 }
 
@@ -164,7 +165,7 @@ pub fn random_completion(
         },
         rows,
         priority: pick(dice, &[Priority::Interactive, Priority::Background]),
-        owner: dice.roll(3) as u64,
+        owner: (dice.roll(3) as u64).into(),
         deadline: one_in(dice, 12).then(|| now + Duration::from_secs(1 + dice.roll(12) as u64)),
     }
 }

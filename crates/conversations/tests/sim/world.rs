@@ -586,7 +586,7 @@ impl World<'_> {
                 ignore_end: !one_in(&mut self.dice, 4),
                 ..GenerateOptions::default()
             },
-            owner: self.dice.roll(3) as u64,
+            owner: (self.dice.roll(3) as u64).into(),
             deadline: one_in(&mut self.dice, 15).then(|| self.now + Duration::from_secs(4)),
         };
         let said = self.scheduler.submit(request.request());

@@ -22,11 +22,12 @@ const STD_NAMES: [&str; 37] = [
 const FIELDS_MAX: usize = 14;
 
 /// Structs that may have more fields: each field is a name on a wire, a command line, or in a report. (name, why)
-const WIDE: [(&str, &str); 7] = [
+const WIDE: [(&str, &str); 8] = [
     ("CacheArgs", "flags of a command line"),
     ("CompareArgs", "flags of a command line"),
     ("CommonFields", "fields of a request on the wire"),
     ("SessionInspection", "a report"),
+    ("SessionStats", "a report"),
     ("Metrics", "a report"),
     ("LayerWeights", "the tensors of a layer"),
     (

@@ -14,7 +14,7 @@ use haversack::session::turns::TurnPlace;
 use haversack::session::{
     ContextReport, LimitError, SessionError, SessionOptions, Sessions, TurnView,
 };
-use haversack::{ContextSeen, Conversation, Engine, Error};
+use haversack::{ContextSeen, Conversation, Engine, Error, Owner};
 use haversack_hub::home::Home;
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ impl Lasting {
             None => fresh_name(&engine)?,
         };
         let system = args.system.clone().unwrap_or_default();
-        let list = engine.client().list().wait()?;
+        let list = engine.client().list(Owner::default()).wait()?;
         let exists = list.sessions.iter().any(|listed| listed.name == name);
         if let Some(gone) = list
             .removed
@@ -141,7 +141,7 @@ impl Lasting {
     }
 
     fn list(&self) -> Result<()> {
-        let list = self.engine.client().list().wait()?;
+        let list = self.engine.client().list(Owner::default()).wait()?;
         for listed in &list.sessions {
             let is_this = listed.name == self.conversation.name();
             let mark = if is_this { '*' } else { ' ' };

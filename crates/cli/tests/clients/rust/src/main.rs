@@ -387,7 +387,7 @@ impl Suite {
         let second = say("What is my cat called?").await?;
         let cached = &second["usage"]["prompt_tokens_details"]["cached_tokens"];
         hold(cached.as_u64().is_some_and(|cached| cached > 0), &second)?;
-        // The same key of a cache is a session as well.
+        // A cache key names no session, whatever it is.
         let request = hello().prompt_cache_key(name).build()?;
         hold(!self.text(request).await?.is_empty(), "no text")
     }
