@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The parser is `llguidance`; this crate says what it may cost. Shapes come from strangers: their bytes, their
-//! alternatives, the size of what is compiled and the work for each token all have an end ([`limits`]), compiling happens
+//! alternatives, the ways of patterns that must hold together, the size of what is compiled and the work for each token all have an end ([`limits`]), compiling happens
 //! on a stack of known size, and what fails does so in one line. An answer that ends by itself is whole: a token that
 //! ends it is possible only where the shape is complete.
 //!
@@ -24,6 +24,7 @@
 //! # }
 //! ```
 
+mod intersection;
 pub mod limits;
 mod schema;
 mod state;
@@ -45,6 +46,25 @@ pub enum Shape {
     Regex(String),
 }
 
+impl Shape {
+    /// Bytes that compiling it takes beside the vocabulary, at most.
+    pub fn compiling_bytes(&self) -> usize {
+        let (bytes, alternatives) = match self {
+            Shape::Object => (0, 0),
+            Shape::Regex(regex) => (regex.len(), 0),
+            Shape::Schema(schema) => {
+                let bytes = schema.to_string().len();
+                (bytes, schema::alternative_bytes(schema, bytes))
+            }
+        };
+        let (by_shape, by_alternatives) = limits::GRAMMAR_PER_BYTE;
+        let grammar = bytes.saturating_mul(by_shape) + alternatives * by_alternatives;
+        limits::COMPILING_BYTES
+            + grammar.min(limits::GRAMMAR_BYTES)
+            + alternatives * limits::WRITTEN_PER_BYTE
+    }
+}
+
 /// Why there is no constraint. One line, whatever the shape says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
@@ -62,6 +82,10 @@ pub enum GrammarError {
         bytes: usize,
         most: usize,
     },
+    #[error(
+        "regular expressions that must hold together can go on in {found} ways; accepted: at most {most}"
+    )]
+    Ways { found: usize, most: usize },
     /// In the words of the compiler.
     #[error("{0}")]
     Refused(String),

@@ -10,6 +10,16 @@ pub const REGEX_BYTES: usize = 4 << 10;
 /// pair is written out, and each copy may be as long as the schema: this is what bounds their sum. Two lists of 60 that
 /// meet beside 1,000 required names, 15 KiB in all, took 280 MiB and 6 s before pairs were counted.
 pub const ALTERNATIVE_BYTES: usize = 4 << 20;
+/// Ways in which regular expressions that must hold together can go on (`allOf`, references, lengths).
+pub const WAYS: usize = 4096;
+/// Of a format, which is a regular expression of the compiler's.
+pub const FORMAT_WAYS: usize = 8;
+/// What compiling takes beside the vocabulary, measured on the worst shapes that are accepted: this, a grammar by the bytes
+/// of the shape and of its alternatives up to the largest one, and the alternatives written out.
+pub const COMPILING_BYTES: usize = 1 << 20;
+pub const GRAMMAR_PER_BYTE: (usize, usize) = (2 << 10, 320);
+pub const GRAMMAR_BYTES: usize = 20 << 20;
+pub const WRITTEN_PER_BYTE: usize = 5;
 /// Of an error.
 pub const MESSAGE_CHARS: usize = 200;
 /// Longer pieces never come: the trie is as deep as the longest. The longest of SmolLM2 has 162 bytes.
@@ -39,7 +49,7 @@ pub fn parser() -> ParserLimits {
         initial_lexer_fuel: 500_000,
         step_lexer_fuel: 100_000,
         step_max_items: 30_000,
-        max_lexer_states: 20_000,
+        max_lexer_states: 8_000,
         max_grammar_size: 25_000,
         // Its cost is not counted per step; what it would save is a little of the first one.
         precompute_large_lexemes: false,

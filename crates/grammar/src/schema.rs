@@ -1,6 +1,6 @@
 //! Schemas as they are compiled: checked, and with our own say about blanks.
 
-use crate::{GrammarError, limits};
+use crate::{GrammarError, intersection, limits};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 
@@ -29,7 +29,19 @@ pub fn checked(schema: &Json) -> Result<Json, GrammarError> {
     if found > most {
         return Err(GrammarError::Alternatives { found, bytes, most });
     }
+    let found = intersection::ways(schema);
+    let most = limits::WAYS;
+    if found > most {
+        return Err(GrammarError::Ways { found, most });
+    }
     Ok(with_options(schema.clone()))
+}
+
+/// The schema's alternatives, each as long as the schema at most.
+pub fn alternative_bytes(schema: &Json, bytes: usize) -> usize {
+    alternatives(schema)
+        .saturating_mul(bytes)
+        .min(limits::ALTERNATIVE_BYTES)
 }
 
 fn with_options(mut schema: Json) -> Json {

@@ -1,12 +1,13 @@
-//! What a vocabulary takes is said before it is made, and holds.
+//! What a vocabulary takes is said before it is made, and holds; what compiling takes has an end.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod common;
 
 use common::{real, tiny};
-use haversack_grammar::Vocabulary;
+use haversack_grammar::{Shape, Vocabulary};
 use haversack_testing::heap::{self, CountingAllocator};
 use haversack_text::tokenizer::Tokenizer;
+use serde_json::{Value as Json, json};
 
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator;
@@ -34,10 +35,61 @@ fn holds(name: &str, tokenizer: &Tokenizer) -> (f64, f64) {
     )
 }
 
+/// Patterns that must hold together, and as many alternatives as are accepted, each as long as the schema: compiling takes no
+/// more than is reserved for it, and a few patterns compile.
+fn compiling_holds(tokenizer: &Tokenizer) {
+    let vocabulary = Vocabulary::new(tokenizer).unwrap();
+    let compile = |name: &str, schema: Json| {
+        let shape = Shape::Schema(schema);
+        let said = shape.compiling_bytes();
+        let before = heap::held_bytes();
+        heap::take_peak_bytes();
+        let error = vocabulary.compile(&shape).err();
+        let takes = heap::take_peak_bytes() - before;
+        println!("{name}: {takes} of {said} bytes, {error:?}");
+        assert!(takes < said, "{name}: {takes} of {said} bytes");
+        error
+    };
+    let text = |pattern: String| json!({ "type": "string", "pattern": pattern });
+    let patterns: [&dyn Fn(usize) -> Json; 6] = [
+        &|i| text(format!("^.*x.{{{i}}}$")),
+        &|i| text(format!(".*(x|y).*z.{{{i}}}")),
+        &|i| text(format!("(a?b?c?){{{i}}}x")),
+        &|i| text(format!("^(.*a){{{i}}}.*$")),
+        &|i| json!({ "type": "object", "properties": { "a": text(format!(".*x.{{{i}}}")) } }),
+        &|i| json!({ "anyOf": [text(format!(".*x.{{{i}}}")), { "type": "null" }] }),
+    ];
+    for (i, pattern) in patterns.into_iter().enumerate() {
+        for n in [1, 2, 4, 6, 7, 8, 12, 16, 20] {
+            let all = (1..=n).map(pattern).collect::<Vec<Json>>();
+            let error = compile(&format!("pattern {i}, {n} of it"), json!({ "allOf": all }));
+            assert_eq!(
+                error.is_none(),
+                n <= 2 || (i, n) == (2, 4),
+                "pattern {i}, {n} of it"
+            );
+        }
+    }
+    let names = |n: usize| -> Vec<String> { (0..n).map(|i| format!("name{i}")).collect() };
+    let list = |n: usize| {
+        let each =
+            (0..n).map(|i| json!({ "type": "object", "properties": { (format!("p{i}")): true } }));
+        json!({ "anyOf": each.collect::<Vec<Json>>() })
+    };
+    for required in [10, 100, 1000] {
+        for n in (1..=16).step_by(5) {
+            let both = [list(n), list(n)];
+            let schema = json!({ "allOf": both, "type": "object", "required": names(required) });
+            compile(&format!("lists of {n} beside {required} names"), schema);
+        }
+    }
+}
+
 /// One test: everything in the process is counted.
 #[test]
 fn what_is_said_holds() {
     holds("tiny", tiny("llama").tokenizer());
+    compiling_holds(tiny("llama").tokenizer());
     for file in [
         "smollm2-135m-instruct-q4_1.gguf",
         "gemma-3-270m-q4_k_m.gguf",

@@ -177,9 +177,18 @@ impl Client {
         }
     }
 
-    /// Whether a request would find a place now.
-    pub fn has_place(&self) -> bool {
-        self.places.free() > 0
+    /// Fails where a request would find no place now.
+    pub fn check_place(&self) -> Result<(), Error> {
+        match self.places.free() {
+            _ if self.is_stopping() => Err(Error::Closed),
+            0 => Err(self.refused()),
+            _ => Ok(()),
+        }
+    }
+
+    fn refused(&self) -> Error {
+        self.metrics.refused.fetch_add(1, Ordering::Relaxed);
+        Error::Busy
     }
 
     pub fn is_stopping(&self) -> bool {
@@ -216,10 +225,8 @@ impl Client {
         if self.is_stopping() {
             return Err(Error::Closed);
         }
-        let permits = self.places.try_acquire(requests.len()).ok_or_else(|| {
-            self.metrics.refused.fetch_add(1, Ordering::Relaxed);
-            Error::Busy
-        })?;
+        let permits = self.places.try_acquire(requests.len());
+        let permits = permits.ok_or_else(|| self.refused())?;
         let (events, receiver) = bounded(options.max_behind);
         let ids = self.ask_now(move |thread| {
             let mut ids = Vec::new();
@@ -473,8 +480,14 @@ impl Client {
     ) -> Result<Box<dyn haversack_engine::sample::Constraint>, Error> {
         let reserve = |bytes| self.reserve(bytes).wait();
         let release = |bytes| self.release(bytes);
-        let vocabulary = &self.vocabulary;
-        vocabulary.compile(self.model.tokenizer(), shape, reserve, release)
+        let vocabulary = self
+            .vocabulary
+            .get(self.model.tokenizer(), reserve, release)?;
+        let needs = shape.compiling_bytes();
+        reserve(needs)?;
+        let compiled = vocabulary.compile(shape);
+        release(needs);
+        Ok(compiled?)
     }
 }
 

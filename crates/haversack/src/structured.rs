@@ -2,8 +2,7 @@
 
 use crate::channel::lock;
 use crate::error::Error;
-use haversack_engine::sample::Constraint;
-use haversack_grammar::{GrammarError, Shape, Vocabulary};
+use haversack_grammar::{GrammarError, Vocabulary};
 use haversack_text::tokenizer::Tokenizer;
 use std::sync::{Mutex, OnceLock};
 
@@ -15,28 +14,27 @@ pub(crate) struct LazyVocabulary {
 }
 
 impl LazyVocabulary {
-    pub fn compile(
+    /// Its bytes are reserved before they are allocated; what only the preparation needed is released after.
+    pub fn get(
         &self,
         tokenizer: &Tokenizer,
-        shape: &Shape,
         reserve: impl FnOnce(usize) -> Result<(), Error>,
         release: impl FnOnce(usize),
-    ) -> Result<Box<dyn Constraint>, Error> {
-        let vocabulary = self.get(tokenizer, reserve, release)?.as_ref();
-        Ok(vocabulary.map_err(Clone::clone)?.compile(shape)?)
+    ) -> Result<&Vocabulary, Error> {
+        let _alone = lock(&self.preparing);
+        let prepared = match self.prepared.get() {
+            Some(prepared) => prepared,
+            None => self.prepare(tokenizer, reserve, release)?,
+        };
+        Ok(prepared.as_ref().map_err(Clone::clone)?)
     }
 
-    /// Its bytes are reserved before they are allocated; what only the preparation needed is released after.
-    fn get(
+    fn prepare(
         &self,
         tokenizer: &Tokenizer,
         reserve: impl FnOnce(usize) -> Result<(), Error>,
         release: impl FnOnce(usize),
     ) -> Result<&Result<Vocabulary, GrammarError>, Error> {
-        let _alone = lock(&self.preparing);
-        if let Some(prepared) = self.prepared.get() {
-            return Ok(prepared);
-        }
         let needs = Vocabulary::needs(tokenizer);
         reserve(needs.making)?;
         let prepared = Vocabulary::new(tokenizer);

@@ -1,22 +1,30 @@
-//! Reading a request's body: limits on size, time and nesting, then JSON. Its bytes, and what they may become, are reserved
-//! in the memory budget before they are read.
+//! Reading a request's body: a place first, then memory for its bytes and what they may become, then the bytes, within limits
+//! on size, time and nesting.
 
 use super::fail::Fail;
 use super::limits;
 use super::state::ServerState;
 use axum::body::Body;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use haversack::memory::{HeapBudget, HeapReservation};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
-/// The body of a request, parsed, and the memory that its text may take until it is tokens.
-pub struct JsonBody<T>(pub T, pub HeapReservation);
+/// The body of a request, parsed, and what it holds until its text is tokens.
+pub struct JsonBody<T>(pub T, pub BodyPermit);
 
-impl<T: DeserializeOwned> FromRequest<Arc<ServerState>> for JsonBody<T> {
+/// A place among the bodies, and memory for what a text may become.
+pub struct BodyPermit {
+    reserved: HeapReservation,
+    _place: OwnedSemaphorePermit,
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<ServerState>> for JsonBody<T> {
     type Rejection = Fail;
 
     async fn from_request(
@@ -24,15 +32,42 @@ impl<T: DeserializeOwned> FromRequest<Arc<ServerState>> for JsonBody<T> {
         server: &Arc<ServerState>,
     ) -> Result<JsonBody<T>, Fail> {
         let (head, body) = request.into_parts();
-        read(&head.headers, body, server.client().heap()).await
+        check_kind(&head.headers)?;
+        let (admission, heap) = (&server.admission, server.client().heap());
+        let place = admission.body()?;
+        let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
+        let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
+        let prepared = prepared_bytes(&bytes);
+        let mut permit = BodyPermit {
+            reserved: reserve(heap, parsed_bytes(&bytes) + prepared).await?,
+            _place: place,
+        };
+        let parsed = match bytes.len() <= limits::PARSE_BYTES {
+            true => parse(&bytes),
+            false => admission.run(move || parse(&bytes)).await?,
+        };
+        // Counted as a part of the heap from here on.
+        permit.reserved.shrink_to(prepared);
+        Ok(JsonBody(parsed?, permit))
     }
 }
 
-async fn read<T: DeserializeOwned>(
-    headers: &HeaderMap,
-    body: Body,
-    heap: &Arc<HeapBudget>,
-) -> Result<JsonBody<T>, Fail> {
+/// There was a place in the queue when the head of the request came: without one its body is not read.
+pub struct QueuePlace;
+
+impl FromRequestParts<Arc<ServerState>> for QueuePlace {
+    type Rejection = Fail;
+
+    async fn from_request_parts(
+        _: &mut Parts,
+        server: &Arc<ServerState>,
+    ) -> Result<QueuePlace, Fail> {
+        server.client().check_place()?;
+        Ok(QueuePlace)
+    }
+}
+
+fn check_kind(headers: &HeaderMap) -> Result<(), Fail> {
     let text = |name| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
     // What a page of another site sends without asking first has no type, or another one.
     let usual = match headers.contains_key(header::ORIGIN) {
@@ -41,20 +76,14 @@ async fn read<T: DeserializeOwned>(
     };
     let kind = text(header::CONTENT_TYPE).unwrap_or(usual);
     let kind = kind.split(';').next().unwrap_or_default().trim();
-    let wrong = |accepted| Fail::status(StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted);
+    let wrong = |accepted| Err(Fail::status(StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted));
     if !kind.eq_ignore_ascii_case("application/json") {
-        return Err(wrong("accepted: application/json"));
+        return wrong("accepted: application/json");
     }
     if text(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
-        return Err(wrong("accepted: a body that is not compressed"));
+        return wrong("accepted: a body that is not compressed");
     }
-    let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
-    let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
-    let mut reserved = reserve(heap, parsed_bytes(&bytes) + prepared_bytes(&bytes)).await?;
-    let parsed = parse(&bytes)?;
-    // Counted as a part of the heap from here on.
-    reserved.shrink_to(prepared_bytes(&bytes));
-    Ok(JsonBody(parsed, reserved))
+    Ok(())
 }
 
 /// Waits for the engine to make room, which it does before its next step; then refuses a body that the budget has no
@@ -67,10 +96,7 @@ async fn reserve(heap: &Arc<HeapBudget>, bytes: usize) -> Result<HeapReservation
             Err(_) if tokio::time::Instant::now() < until => {
                 tokio::time::sleep(limits::BODY_ROOM / 40).await;
             }
-            Err(_) => {
-                let message = "there is no memory for the body now";
-                return Err(Fail::status(StatusCode::SERVICE_UNAVAILABLE, message));
-            }
+            Err(_) => return Err(Fail::no_memory()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
-use super::body::JsonBody;
+use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, refuse, require};
 use super::request::EndpointFields;
 use super::state::Server;
@@ -20,7 +20,8 @@ use haversack::text::template::RenderOptions;
 pub async fn chat(
     State(server): Server,
     Extension(owner): Extension<Owner>,
-    JsonBody(request, reserved): JsonBody<ChatRequest>,
+    _: QueuePlace,
+    JsonBody(request, permit): JsonBody<ChatRequest>,
 ) -> Result<Response, Fail> {
     let has_logprobs = request.logprobs == Some(true);
     let is_alone = request.top_logprobs.is_some() && !has_logprobs;
@@ -33,20 +34,20 @@ pub async fn chat(
     if let (Some(message), Some(tools)) = (&message, &tools) {
         sessions::tell_tools(&server, owner.session(&message.session), tools).await?;
     }
+    let shape = structured::requested(&request.common)?;
+    if let (Some(_), Some((param, _))) = (&tools, &shape) {
+        let accepted = "accepted: tools or structured output, not both";
+        return refuse(param, accepted);
+    }
+    let call = tools.as_ref().and_then(ToolSet::shape);
+    let shape = shape.or(call.map(|shape| ("tools", shape)));
+    let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
-    // Tokenizing a long prompt and compiling a schema take a while: other clients are served meanwhile.
-    let checked = tokio::task::spawn_blocking(move || {
-        let _reserved = reserved;
+    // Making tokens of a long prompt takes a while: other clients are served meanwhile.
+    let checked = server.admission.run(move || {
+        let _permit = permit;
         let (client, common) = (here.client(), &request.common);
         let model = client.model();
-        let shape = structured::requested(common)?;
-        if let (Some(_), Some((param, _))) = (&tools, &shape) {
-            let accepted = "accepted: tools or structured output, not both";
-            return refuse(param, accepted);
-        }
-        let call = tools.as_ref().and_then(ToolSet::shape);
-        let shape = shape.or(call.map(|shape| ("tools", shape)));
-        let constraint = structured::constraint(client, shape);
         let callable = tools.as_ref().map(ToolSet::functions);
         let once = callable.as_ref().map_or(&[][..], Functions::stops);
         let stops = [model.template().stop_strings(), once].concat();
@@ -58,7 +59,7 @@ pub async fn chat(
             stops: &stops,
             top,
             owner,
-            constraint: constraint?,
+            constraint,
             callable,
         };
         match message {
@@ -66,7 +67,7 @@ pub async fn chat(
             None => request::completion(client, fields, common),
         }
     });
-    let checked = checked.await.map_err(|_| Fail::stopping())??;
+    let checked = checked.await??;
     answer(server, Api::Chat, checked).await
 }
 

@@ -1,7 +1,7 @@
 //! `/v1/completions`: continues a text, or token ids.
 
 use super::answer::{Api, answer};
-use super::body::JsonBody;
+use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, refuse, require};
 use super::request::EndpointFields;
 use super::state::Server;
@@ -18,11 +18,14 @@ use haversack::text::tokenizer::EncodeOptions;
 pub async fn completions(
     State(server): Server,
     Extension(owner): Extension<Owner>,
-    JsonBody(request, reserved): JsonBody<CompletionRequest>,
+    _: QueuePlace,
+    JsonBody(request, permit): JsonBody<CompletionRequest>,
 ) -> Result<Response, Fail> {
+    let shape = structured::requested(&request.common)?;
+    let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
-    let checked = tokio::task::spawn_blocking(move || {
-        let _reserved = reserved;
+    let checked = server.admission.run(move || {
+        let _permit = permit;
         let (client, common) = (here.client(), &request.common);
         require(request.echo != Some(true), "echo", "accepted: false")?;
         require(request.suffix.is_none(), "suffix", "accepted: none")?;
@@ -31,7 +34,6 @@ pub async fn completions(
         let has_tools = common.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let accepted = "accepted: none; /v1/chat/completions takes tools";
         require(!has_tools, "tools", accepted)?;
-        let shape = structured::requested(common)?;
         let fields = EndpointFields {
             prompt: EncodedChat {
                 ids: encode(client.model(), request.prompt)?,
@@ -39,12 +41,12 @@ pub async fn completions(
             },
             top: request.logprobs,
             owner,
-            constraint: structured::constraint(client, shape)?,
+            constraint,
             ..EndpointFields::default()
         };
         request::completion(client, fields, common)
     });
-    let checked = checked.await.map_err(|_| Fail::stopping())??;
+    let checked = checked.await??;
     answer(server, Api::Completions, checked).await
 }
 

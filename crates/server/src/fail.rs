@@ -76,6 +76,11 @@ impl Fail {
         Fail::new(status, kind, "all places in the queue are taken")
     }
 
+    pub fn no_memory() -> Fail {
+        let message = "there is no memory for the body now";
+        Fail::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+    }
+
     pub fn stopping() -> Fail {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Fail::new(status, "server_error", "the server is stopping")

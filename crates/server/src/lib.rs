@@ -10,6 +10,7 @@
 //! that finds no place in the queue is refused at once. Limits are in [`limits`]; no text of a prompt or an answer is
 //! logged, and no endpoint takes a path.
 
+mod admission;
 mod answer;
 mod auth;
 mod body;

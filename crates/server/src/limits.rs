@@ -13,6 +13,12 @@ pub const HEADER_TIME: Duration = Duration::from_secs(5);
 /// For the body, and between two parts of it.
 pub const BODY_TIME: Duration = Duration::from_secs(30);
 pub const BODY_PAUSE: Duration = Duration::from_secs(5);
+/// Requests whose bodies are read or worked on; threads that work on them, and how long a request waits for one.
+pub const BODIES: usize = 128;
+pub const WORKERS: usize = 2;
+pub const WORKER_WAIT: Duration = Duration::from_secs(30);
+/// Longer bodies are parsed by such a thread.
+pub const PARSE_BYTES: usize = 32 << 10;
 /// How long a body waits for room in the budget: an idle engine looks every second.
 pub const BODY_ROOM: Duration = Duration::from_secs(2);
 /// At the same time, and of one address.

@@ -2,7 +2,7 @@
 //! stored, so no response can be continued.
 
 use super::answer::EVENTS;
-use super::body::JsonBody;
+use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, require};
 use super::limits;
 use super::request::EndpointFields;
@@ -60,12 +60,17 @@ const REFUSED: [(&str, &[&str]); 10] = [
 pub async fn responses(
     State(server): Server,
     Extension(owner): Extension<Owner>,
-    JsonBody(request, reserved): JsonBody<ResponseRequest>,
+    _: QueuePlace,
+    JsonBody(request, permit): JsonBody<ResponseRequest>,
 ) -> Result<Response, Fail> {
+    refuse(&request)?;
+    let format = request.format().filter(|format| !format.is_null());
+    let shape = format.map(|format| structured::format("text", format, "/schema"));
+    let shape = shape.transpose()?.flatten().map(|shape| ("text", shape));
+    let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
-    let checked = tokio::task::spawn_blocking(move || {
-        let _reserved = reserved;
-        refuse(&request)?;
+    let checked = server.admission.run(move || {
+        let _permit = permit;
         request::check_model(request.model.as_ref())?;
         let max = limits::METADATA_BYTES;
         let metadata = request.metadata.as_ref();
@@ -77,14 +82,11 @@ pub async fn responses(
         )?;
         let (head, client) = (Head::new(&here, &request), here.client());
         let model = client.model();
-        let format = request.format().filter(|format| !format.is_null());
-        let shape = format.map(|format| structured::format("text", format, "/schema"));
-        let shape = shape.transpose()?.flatten().map(|shape| ("text", shape));
         let fields = EndpointFields {
             prompt: chat::encode(model, &messages(&request)?, None)?,
             stops: model.template().stop_strings(),
             owner,
-            constraint: structured::constraint(client, shape)?,
+            constraint,
             ..EndpointFields::default()
         };
         let common = CommonFields {
@@ -99,7 +101,7 @@ pub async fn responses(
         let checked = request::completion(client, fields, &common)?;
         Ok::<_, Fail>((head, checked))
     });
-    let (mut head, checked) = checked.await.map_err(|_| Fail::stopping())??;
+    let (mut head, checked) = checked.await??;
     head.input_tokens = checked.prompt_tokens;
     let events = server.client().submit(checked.requests, EVENTS).await?;
     match checked.stream {

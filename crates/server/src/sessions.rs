@@ -5,7 +5,7 @@
 //! messages. A client that went back (regenerated an answer, edited a question) has the later turns retracted. Messages
 //! of another conversation are refused, because no answer to them would be right.
 
-use super::body::JsonBody;
+use super::body::{JsonBody, QueuePlace};
 use super::fail::Fail;
 use super::json::list as json_list;
 use super::limits;
@@ -101,14 +101,14 @@ async fn told<T: Send + 'static>(
     let here = Arc::new(());
     let gone = Arc::downgrade(&here);
     let texts = server.client().texts()?.clone();
-    let made = tokio::task::spawn_blocking(move || {
+    let made = server.admission.run(move || {
         let go_on = &mut || match gone.strong_count() {
             0 => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         };
         make(&texts, go_on)
     });
-    let made = made.await.map_err(|_| Error::Closed)?;
+    let made = made.await?;
     drop(here);
     Ok(made?)
 }
@@ -260,7 +260,8 @@ pub async fn list(State(server): Server, whose: Whose) -> Answer {
 pub async fn create(
     State(server): Server,
     whose: Whose,
-    JsonBody(given, _): JsonBody<CreateRequest>,
+    _: QueuePlace,
+    JsonBody(given, permit): JsonBody<CreateRequest>,
 ) -> Created {
     let (client, now) = (running(&server)?, now_ms());
     let own = given.settings()?;
@@ -275,6 +276,7 @@ pub async fn create(
         texts.opening_with(&verbatim, &persistent, now, own)
     })
     .await?;
+    drop(permit);
     let name = whose.session(&id);
     if replace {
         client.make_way(name).await?;
@@ -311,10 +313,12 @@ pub async fn add_fact(
     State(server): Server,
     whose: Whose,
     Path(id): Path<String>,
-    JsonBody(FactRequest { text, supersedes }, _): JsonBody<FactRequest>,
+    _: QueuePlace,
+    JsonBody(FactRequest { text, supersedes }, permit): JsonBody<FactRequest>,
 ) -> Created {
     let client = running(&server)?;
     let fact = told(&server, move |texts, _| texts.fact(&text)).await?;
+    drop(permit);
     let read = SessionRead::Fact { fact, supersedes };
     let number = client
         .read(read_request(&server, whose.session(&id), read, now_ms()))

@@ -1,5 +1,6 @@
 //! What every handler shares: the engine, and what is kept besides it.
 
+use crate::admission::Admission;
 use crate::auth::Auth;
 use crate::connections::Connections;
 use crate::encoder::SharedEncoder;
@@ -27,6 +28,7 @@ pub struct ServerState {
     /// The last memory report of each owner. Requests that come while one is made wait for that one.
     last_reports: Mutex<HashMap<Owner, (Instant, Arc<MemoryReport>)>>,
     pub(crate) connections: Arc<Connections>,
+    pub(crate) admission: Admission,
     /// Places for clients of `/v1/events`.
     pub(crate) subscribers: Arc<Semaphore>,
 }
@@ -42,6 +44,7 @@ impl ServerState {
             created: since_1970().as_secs(),
             last_reports: Mutex::default(),
             connections: Arc::default(),
+            admission: Admission::default(),
             subscribers: Arc::new(Semaphore::new(limits::SUBSCRIBERS)),
         }
     }

@@ -1,11 +1,13 @@
 //! Structured output: `response_format`, `grammar`, and two names that other servers have for them.
 
 use super::fail::{Fail, refuse};
+use super::state::ServerState;
 use super::types::CommonFields;
+use haversack::Error;
 use haversack::engine::sample::Constraint;
 use haversack::grammar::Shape;
-use haversack::{Client, Error};
 use serde_json::Value as Json;
+use std::sync::Arc;
 
 /// The parameter that asks for a shape, and the shape.
 pub type NamedShape = (&'static str, Shape);
@@ -48,18 +50,23 @@ pub fn format(param: &'static str, format: &Json, schema: &str) -> Result<Option
     }
 }
 
-/// A constraint for this shape. Takes a while: not for the thread that serves other clients.
-pub fn constraint(
-    client: &Client,
+/// A constraint for this shape, made by the thread that compiles them.
+pub async fn constraint(
+    server: &Arc<ServerState>,
     shape: Option<NamedShape>,
 ) -> Result<Option<Box<dyn Constraint>>, Fail> {
-    let made = shape.map(|(param, shape)| {
-        client.constraint(&shape).map_err(|error| match error {
-            Error::Grammar(error) => Fail::param(param, error.to_string()),
-            error => error.into(),
-        })
-    });
-    made.transpose()
+    let Some((param, shape)) = shape else {
+        return Ok(None);
+    };
+    let here = server.clone();
+    let compiled = server
+        .admission
+        .compile(move || here.client().constraint(&shape));
+    match compiled.await? {
+        Ok(constraint) => Ok(Some(constraint)),
+        Err(Error::Grammar(error)) => Err(Fail::param(param, error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
