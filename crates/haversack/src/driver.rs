@@ -239,6 +239,12 @@ impl Driver {
             }
             let is_admitted = matches!(event, RequestEvent::Admitted);
             let (event, is_last) = match listener.event(event) {
+                // A request that ends with its admission is not heard of again.
+                Heard::Nothing if is_admitted && listener.events.is_closed() => {
+                    lock(&shared.metrics).cancelled += u64::from(!listener.is_read);
+                    listeners.remove(&id);
+                    return ControlFlow::Break(());
+                }
                 Heard::Nothing if listener.events.is_closed() => return ControlFlow::Break(()),
                 Heard::Nothing if listener.is_stopped && !is_admitted => {
                     return ControlFlow::Break(());

@@ -46,6 +46,45 @@ fn endless(engine: &Engine, tokens: usize) -> Answer {
     prompt.send().unwrap()
 }
 
+/// A model may sample a control token that does not end the answer. Its client does not see it, and must not find it when it
+/// looks at the turn or sends the conversation back.
+#[test]
+fn a_turn_is_shown_as_it_was_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let tokenizer = engine.model().tokenizer();
+    let is_marker = |&id: &u32| tokenizer.is_control(id) && !tokenizer.is_end(id);
+    let marker = (0..tokenizer.len() as u32).find(is_marker).unwrap();
+    let options = SampleOptions {
+        logit_bias: [(marker, 100.0)].into_iter().collect(),
+        ..SampleOptions::default()
+    };
+    let anna = engine.conversation("anna").open().unwrap();
+    let said = anna.say("one").max_tokens(3).sample(options);
+    let said = said.run().unwrap();
+    assert_eq!(anna.turns().unwrap()[0].answer, said.trim());
+}
+
+/// Whoever leaves between sending a request and hearing of its acceptance cannot cancel it by its number. The engine notices
+/// when it admits the request; the place was lost for good.
+#[test]
+fn a_request_whose_sender_leaves_at_once_frees_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).batch(1).queue(1).start().unwrap();
+    let options = EventOptions {
+        max_behind: 64,
+        ..EventOptions::default()
+    };
+    for _ in 0..8 {
+        let request = Request::completion(vec![1]);
+        let mut sent = pin!(engine.client().submit(vec![request], options));
+        let _ = sent.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+    until("a place", || {
+        engine.complete("a").max_tokens(1).run().is_ok()
+    });
+}
+
 fn is_send_sync_clone<T: Send + Sync + Clone>() {}
 fn is_send<T: Send>() {}
 

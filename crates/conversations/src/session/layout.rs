@@ -7,6 +7,7 @@
 
 use haversack_engine::model::Model;
 use haversack_text::chat::{ChatError, encode_chat};
+use haversack_text::detokenize::{DetokenizeOptions, Detokenizer};
 use haversack_text::template::{Message, RenderOptions};
 use std::sync::{Arc, OnceLock};
 
@@ -103,9 +104,16 @@ impl ChatLayout {
         Ok(self.text_within(tokens, self.question_marks()?))
     }
 
-    /// The text of an answer, without its ending.
+    /// The text of an answer as its client received it: without its ending, and without control tokens.
     pub fn answer_text(&self, tokens: &[u32]) -> Result<String, LayoutError> {
-        Ok(self.text_within(tokens, (0, self.ending()?.len())))
+        let said = tokens.len().saturating_sub(self.ending()?.len());
+        let mut detokenizer = Detokenizer::new(DetokenizeOptions::default());
+        let mut text = String::new();
+        for &id in &tokens[..said] {
+            detokenizer.push(self.model.tokenizer(), id, &mut text);
+        }
+        detokenizer.finish(&mut text);
+        Ok(text.trim().to_owned())
     }
 
     /// The text of a fact, without its markers.
