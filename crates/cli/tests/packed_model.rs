@@ -30,6 +30,10 @@ fn files(dir: &Path) -> Vec<String> {
     names
 }
 
+fn name(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
 /// A tiny model in a folder of its own.
 fn tiny(sandbox: &Sandbox, spec: &Spec) -> PathBuf {
     let dir = sandbox.path(&spec.name);
@@ -577,10 +581,7 @@ fn a_catalogue_model_is_kept_packed() {
         said["before_bytes"].as_u64().unwrap() + 4096 > before,
         "{said}"
     );
-    assert_eq!(
-        files(&models),
-        [packed.file_name().unwrap().to_str().unwrap()]
-    );
+    assert_eq!(files(&models), [name(&packed)]);
     assert!(after < size + 65536 && size < 100_000_000, "{after} {size}");
     assert!(before > 190_000_000, "{before}");
 
@@ -599,14 +600,29 @@ fn a_catalogue_model_is_kept_packed() {
     // It is there already, also without the flag.
     let again = sandbox.run(&["pull", "smollm2"]);
     assert_eq!(again.stdout.trim_end(), text(&packed), "{}", again.stderr);
+    // Damaged, it does not run; pulled again, it is packed again. A download that is whole needs no source.
+    let mut bytes = fs::read(&packed).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&packed, &bytes).unwrap();
+    let refused = sandbox.run(&["run", "--prompt", "Hi"]);
+    let line = refused.error(1);
+    assert!(
+        line.contains("q4_1.packed: it is damaged: tensor"),
+        "{line}"
+    );
+    fs::copy(&model, models.join(format!("{}.part", name(&gguf)))).unwrap();
+    let again = sandbox.run(&["pull", "smollm2"]);
+    assert_eq!(again.stdout.trim_end(), text(&packed), "{}", again.stderr);
+    assert!(again.stderr.contains("damaged"), "{}", again.stderr);
+    assert_eq!(files(&models), [name(&packed)]);
+    bytes[middle] ^= 1;
+    assert!(fs::read(&packed).unwrap() == bytes, "not as it was");
     let doctor = sandbox.run(&["doctor", "--json"]).json();
     assert!(doctor["storage"]["models"].to_string().contains("smollm2"));
 
     let ended = sandbox.run(&["unpack", "smollm2"]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(fs::read(&gguf).unwrap() == fs::read(&model).unwrap());
-    assert_eq!(
-        files(&models),
-        [gguf.file_name().unwrap().to_str().unwrap()]
-    );
+    assert_eq!(files(&models), [name(&gguf)]);
 }

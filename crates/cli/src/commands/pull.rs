@@ -31,13 +31,16 @@ pub fn pull(args: &args::PullArgs, as_json: bool) -> Result<()> {
     if let Some(there) = packed_alone(&home, main) {
         return print_packed(model, &there, None, as_json);
     }
-    if args.packed {
+    // A damaged model is fetched again in the form it had.
+    let was_packed = home.fetched_packed(main).exists() && !home.fetched(main).exists();
+    let packed = args.packed || was_packed;
+    if packed {
         check_can_be_packed(&home, model, main)?;
     }
     let fetched = fetch::model(&home, model, &progress::fetch_options())?;
     let main = fetched.first();
     let main = main.with_context(|| format!("{} has no files", model.name))?;
-    if args.packed {
+    if packed {
         let packed = pack::packed(&main.path, &main.path.with_extension("packed"), false)?;
         return print_packed(model, &packed, main.source.as_deref(), as_json);
     }
