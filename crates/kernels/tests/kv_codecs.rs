@@ -4,7 +4,9 @@
 use half::f16;
 use haversack_kernels::cpu::{Backend, BackendKind};
 use haversack_kernels::format::kv::code::*;
-use haversack_kernels::format::kv::{BLOCK_SLOTS, Codec, Form, KvForm, KvShape, Rotation, levels};
+use haversack_kernels::format::kv::{
+    BLOCK_SLOTS, Codec, Form, KvForm, KvShape, Rotation, UnknownCodec, levels,
+};
 use haversack_kernels::ops;
 
 /// Tiny, no power of two, SmolLM2, Phi-2, Phi-3, Llama, Gemma.
@@ -791,5 +793,33 @@ fn scale_search() {
             assert!(ours <= 1.07 * best, "{codec} {group} {name}");
             assert!(group > 64 || ours <= plain, "{codec} {group} {name}");
         }
+    }
+}
+
+#[test]
+fn bits_of_known_forms() {
+    let bits = |codec: Codec, group, dim| {
+        let form = Form { codec, group };
+        form.slot_bytes(dim) as f64 * 8.0 / dim as f64
+    };
+    assert_eq!(bits(Codec::F16, 64, 64), 16.0);
+    assert_eq!(bits(Codec::Int8, 64, 64), 8.25);
+    assert_eq!(bits(Codec::Int8, 32, 128), 8.5);
+    assert_eq!(bits(Codec::Int5, 64, 64), 5.25);
+    assert_eq!(bits(Codec::Int4, 64, 128), 4.25);
+    assert_eq!(bits(Codec::Int4Plain, 32, 128), 4.5);
+    assert_eq!(bits(Codec::Int3, 64, 64), 3.25);
+    assert_eq!(bits(Codec::Int2, 64, 64), 2.25);
+    assert_eq!(bits(Codec::Int4, 64, 16), 5.0, "a small head is one group");
+    assert_eq!(bits(Codec::Int4, 64, 80), 4.4, "64 and 16");
+}
+
+#[test]
+fn names_are_exact() {
+    for codec in Codec::ALL {
+        assert_eq!(codec.name().parse(), Ok(codec));
+    }
+    for name in ["", "INT4", "int4 ", "q4_0", "int6"] {
+        assert_eq!(name.parse::<Codec>(), Err(UnknownCodec));
     }
 }

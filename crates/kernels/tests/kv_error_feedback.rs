@@ -3,7 +3,7 @@
 
 use haversack_kernels::cpu::Backend;
 use haversack_kernels::format::kv::code;
-use haversack_kernels::format::kv::error_feedback::{self, ErrorFeedback};
+use haversack_kernels::format::kv::error_feedback::{self, ErrorFeedback, RIDGE, factors};
 use haversack_kernels::format::kv::{BLOCK_SLOTS, Codec, Form, KvForm, KvShape};
 
 const BOOKS: [Codec; 4] = [Codec::Int5, Codec::Int4, Codec::Int3, Codec::Int2];
@@ -194,4 +194,35 @@ fn queries_see_less_of_the_error() {
         assert!(ratio <= most, "{codec}: {ratio}");
         assert!(keys > keys_plain, "{codec}");
     }
+}
+
+/// Uᵀ U is the inverse: times the moments it is one.
+#[test]
+fn factors_of_an_inverse() {
+    let dim = 5;
+    let at = |i: usize, j: usize| 1.0 / (1.0 + i.abs_diff(j) as f64) + (i * j) as f64 * 0.1;
+    let moments: Vec<f64> = (0..dim * dim).map(|n| at(n / dim, n % dim)).collect();
+    let u = factors(dim, &moments).unwrap();
+    let mean = (0..dim).map(|i| at(i, i)).sum::<f64>() / dim as f64;
+    for i in 0..dim {
+        for j in 0..dim {
+            let inverse =
+                |k: usize| -> f64 { (0..dim).map(|l| u[l * dim + i] * u[l * dim + k]).sum() };
+            let raised = |k: usize| at(k, j) / mean + if k == j { RIDGE } else { 0.0 };
+            let one: f64 = (0..dim).map(|k| inverse(k) * raised(k)).sum();
+            assert!((one - f64::from(i == j)).abs() < 1e-9, "{i} {j}: {one}");
+            assert!(i <= j || u[i * dim + j] == 0.0);
+        }
+    }
+}
+
+#[test]
+fn invalid_moments_feed_nothing_back() {
+    for moments in [vec![0.0; 16], vec![f64::NAN; 16], vec![-1.0; 16]] {
+        let feedback = ErrorFeedback::new(4, &moments);
+        assert_eq!(feedback.head(0).units, [0.0; 4]);
+        assert_eq!(feedback.head(0).parts, [0; 6]);
+        assert_eq!(feedback.bytes(), ErrorFeedback::bytes_for(1, 4));
+    }
+    assert_eq!(ErrorFeedback::new(4, &[]).kv_heads(), 0);
 }

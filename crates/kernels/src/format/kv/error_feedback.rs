@@ -28,7 +28,7 @@ use std::ops::Range;
 
 /// Moments are raised by this part of their mean: directions in which no query was seen are
 /// not free.
-const RIDGE: f64 = 0.05;
+pub const RIDGE: f64 = 0.05;
 
 /// How the encoder distributes the errors of one layer's keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,8 +43,9 @@ pub struct ErrorFeedback {
 /// How the encoder distributes the errors of one head's keys.
 #[derive(Clone, Copy)]
 pub struct HeadErrorFeedback<'a> {
-    parts: &'a [i8],
-    units: &'a [f32],
+    /// (i, j > i): share of the error of dimension `i` that dimension `j` takes over, in units.
+    pub parts: &'a [i8],
+    pub units: &'a [f32],
 }
 
 /// Numbers above the diagonal.
@@ -123,7 +124,7 @@ impl ErrorFeedback {
 }
 
 /// The upper factor of the inverse of one head's moments, (dim, dim).
-fn factors(dim: usize, moments: &[f64]) -> Option<Vec<f64>> {
+pub fn factors(dim: usize, moments: &[f64]) -> Option<Vec<f64>> {
     let mean = (0..dim).map(|i| moments[i * dim + i]).sum::<f64>() / dim as f64;
     if !(mean.is_finite() && mean > 0.0) {
         return None;
@@ -328,41 +329,5 @@ fn slots_of<C: Coder, const N: usize>(
             *to = codes[lane];
         }
         put_codes(Side::K, form, &mut parts, slot, 0, &of_slot[..head_dim]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Uᵀ U is the inverse: times the moments it is one.
-    #[test]
-    fn factors_of_an_inverse() {
-        let dim = 5;
-        let at = |i: usize, j: usize| 1.0 / (1.0 + i.abs_diff(j) as f64) + (i * j) as f64 * 0.1;
-        let moments: Vec<f64> = (0..dim * dim).map(|n| at(n / dim, n % dim)).collect();
-        let u = factors(dim, &moments).unwrap();
-        let mean = (0..dim).map(|i| at(i, i)).sum::<f64>() / dim as f64;
-        for i in 0..dim {
-            for j in 0..dim {
-                let inverse =
-                    |k: usize| -> f64 { (0..dim).map(|l| u[l * dim + i] * u[l * dim + k]).sum() };
-                let raised = |k: usize| at(k, j) / mean + if k == j { RIDGE } else { 0.0 };
-                let one: f64 = (0..dim).map(|k| inverse(k) * raised(k)).sum();
-                assert!((one - f64::from(i == j)).abs() < 1e-9, "{i} {j}: {one}");
-                assert!(i <= j || u[i * dim + j] == 0.0);
-            }
-        }
-    }
-
-    #[test]
-    fn invalid_moments_feed_nothing_back() {
-        for moments in [vec![0.0; 16], vec![f64::NAN; 16], vec![-1.0; 16]] {
-            let feedback = ErrorFeedback::new(4, &moments);
-            assert_eq!(feedback.head(0).units, [0.0; 4]);
-            assert_eq!(feedback.head(0).parts, [0; 6]);
-            assert_eq!(feedback.bytes(), ErrorFeedback::bytes_for(1, 4));
-        }
-        assert_eq!(ErrorFeedback::new(4, &[]).kv_heads(), 0);
     }
 }

@@ -38,10 +38,10 @@ pub const fn of(codec: Codec) -> &'static [i8] {
 }
 
 /// A polynomial, highest power first.
-pub(super) type Curve = &'static [f32];
+pub type Curve = &'static [f32];
 
 /// A scale from which the encoder starts its search.
-pub(super) enum StartScale {
+pub enum StartScale {
     /// Times the scale that reaches every value.
     Reach(f32),
     /// Times the root mean square.
@@ -49,7 +49,7 @@ pub(super) enum StartScale {
 }
 
 /// A codebook as the encoder reads it.
-pub(super) struct Codebook<const N: usize> {
+pub struct Codebook<const N: usize> {
     pub levels: [f32; N],
     /// From `bounds[i]` on, level `i` is nearer than level `i - 1`; the first is unused.
     pub bounds: [f32; N],
@@ -92,7 +92,7 @@ const fn book<const N: usize>(
 // go through all. The first scales are what leaves the least error together, of many
 // (`docs/how-it-works/kv-blocks.md`). With many levels the greatest value of a group wants the greatest level; with
 // four it is better cut off.
-pub(super) static BOOK5: Codebook<32> = book(
+pub static BOOK5: Codebook<32> = book(
     &INT5,
     [
         &[
@@ -123,7 +123,7 @@ pub(super) static BOOK5: Codebook<32> = book(
         &[Reach(0.96), Reach(1.0)],
     ],
 );
-pub(super) static BOOK4: Codebook<16> = book(
+pub static BOOK4: Codebook<16> = book(
     &INT4,
     [
         &[
@@ -148,7 +148,7 @@ pub(super) static BOOK4: Codebook<16> = book(
         &[Reach(0.94), Reach(1.0)],
     ],
 );
-pub(super) static BOOK3: Codebook<8> = book(
+pub static BOOK3: Codebook<8> = book(
     &INT3,
     [
         &[-7.598_673e-7, 2.294_447e-6, 3.922_013e-2, -0.720_092_4],
@@ -163,7 +163,7 @@ pub(super) static BOOK3: Codebook<8> = book(
     ],
     [&[Reach(0.76), Reach(0.84), Reach(0.94)], &[Reach(0.78)]],
 );
-pub(super) static BOOK2: Codebook<4> = book(
+pub static BOOK2: Codebook<4> = book(
     &INT2,
     [
         &[-4.642_793e-6, 1.396_386e-2, -0.659_970_4],
@@ -174,6 +174,3 @@ pub(super) static BOOK2: Codebook<4> = book(
         &[Rms(0.013_68)],
     ],
 );
-
-#[cfg(test)]
-mod tests;

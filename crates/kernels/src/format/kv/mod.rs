@@ -276,36 +276,3 @@ impl Basis {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bits_of_known_forms() {
-        let bits = |codec: Codec, group, dim| {
-            let form = Form { codec, group };
-            form.slot_bytes(dim) as f64 * 8.0 / dim as f64
-        };
-        assert_eq!(bits(F16, 64, 64), 16.0);
-        assert_eq!(bits(Int8, 64, 64), 8.25);
-        assert_eq!(bits(Int8, 32, 128), 8.5);
-        assert_eq!(bits(Int5, 64, 64), 5.25);
-        assert_eq!(bits(Int4, 64, 128), 4.25);
-        assert_eq!(bits(Int4Plain, 32, 128), 4.5);
-        assert_eq!(bits(Int3, 64, 64), 3.25);
-        assert_eq!(bits(Int2, 64, 64), 2.25);
-        assert_eq!(bits(Int4, 64, 16), 5.0, "a small head is one group");
-        assert_eq!(bits(Int4, 64, 80), 4.4, "64 and 16");
-    }
-
-    #[test]
-    fn names_are_exact() {
-        for codec in Codec::ALL {
-            assert_eq!(codec.name().parse(), Ok(codec));
-        }
-        for name in ["", "INT4", "int4 ", "q4_0", "int6"] {
-            assert_eq!(name.parse::<Codec>(), Err(UnknownCodec));
-        }
-    }
-}

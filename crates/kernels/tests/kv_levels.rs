@@ -1,6 +1,7 @@
 //! Codebooks are what their comments say: trained, and approximated by their curves.
 
-use super::*;
+use haversack_kernels::format::kv::Codec;
+use haversack_kernels::format::kv::levels::{BOOK2, BOOK3, BOOK4, BOOK5, Codebook, Curve, of};
 
 /// Numbers between zero and one that never change.
 struct Noise(u64);
