@@ -3,7 +3,6 @@
 mod template;
 mod template_hostile;
 mod tokenizer;
-mod tokenizer_bytes;
 mod tokenizer_common;
 mod tokenizer_defects;
 mod tokenizer_models;
