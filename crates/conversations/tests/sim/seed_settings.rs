@@ -3,6 +3,9 @@
 use crate::common::Dice;
 use crate::models::{FORMS, MODELS, Make, Models, OTHER, QuickEncoder, one_in, pick};
 use haversack_conversations::scheduler::{Scheduler, SchedulerOptions};
+use haversack_conversations::session::condense::{
+    Condense, CondenseError, CondenseRequest, Condensed,
+};
 use haversack_conversations::session::{SessionOptions, SessionSettings, Sessions};
 use haversack_engine::runtime::options::Slabs;
 use haversack_engine::{Policy, Retention, Runtime};
@@ -227,9 +230,19 @@ impl SeedSettings {
 
     fn sessions_in(&self, runtime: &Runtime, options: SessionOptions) -> Result<Sessions, String> {
         let sessions = Sessions::new(runtime, options).map_err(|e| e.to_string())?;
+        let sessions = sessions.with_condenser(Arc::new(NoCondenser));
         Ok(match self.has_encoder {
             true => sessions.with_encoder(Arc::new(QuickEncoder)),
             false => sessions,
         })
+    }
+}
+
+/// Condenses nothing: the thread that judges would end at a step that no seed determines.
+struct NoCondenser;
+
+impl Condense for NoCondenser {
+    fn condense(&self, _: &CondenseRequest<'_>) -> Result<Condensed, CondenseError> {
+        Err(CondenseError::Died)
     }
 }
