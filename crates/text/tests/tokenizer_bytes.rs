@@ -4,7 +4,6 @@ use haversack_gguf::Gguf;
 use haversack_testing::heap::{CountingAllocator, held_bytes};
 use haversack_text::tokenizer::Tokenizer;
 
-#[allow(dead_code, reason = "other tests use the rest")]
 mod tokenizer_common;
 
 use tokenizer_common::model;
