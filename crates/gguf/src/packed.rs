@@ -387,7 +387,7 @@ impl<W: Write + Seek> PackedWriter<W> {
     }
 }
 
-/// Bytes of a packed model with matrices of so many bytes, and as many bytes of metadata and others.
+/// Bytes of a packed model with matrices of this many bytes, and this many bytes of metadata and others.
 pub fn file_bytes(matrices: usize, matrix_bytes: u64, rest_bytes: u64) -> u64 {
     START as u64 + matrix_bytes + rest_bytes + ((matrices + 2) * ENTRY_BYTES) as u64
 }

@@ -1,4 +1,4 @@
-//! Places of requests and of commands, counted without a lock: whoever finds none is refused at once.
+//! Places of requests and of commands, counted without a lock: a caller that finds none is refused at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

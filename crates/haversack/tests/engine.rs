@@ -65,7 +65,7 @@ fn a_turn_is_shown_as_it_was_answered() {
     assert_eq!(anna.turns().unwrap()[0].answer, said.trim());
 }
 
-/// Whoever leaves between sending a request and hearing of its acceptance cannot cancel it by its number. The engine notices
+/// A client that leaves between sending a request and hearing of its acceptance cannot cancel it by its number. The engine notices
 /// when it admits the request; the place was lost for good.
 #[test]
 fn a_request_whose_sender_leaves_at_once_frees_its_place() {
@@ -738,7 +738,7 @@ fn another_system_text_is_another_conversation() {
     check(&builder(dir.path()).sessions(&sessions).start().unwrap());
 }
 
-/// Holds the engine's thread up until it hears something, then fails; or panics if there is nobody to hear.
+/// Holds the engine's thread up until it hears something, then fails; or panics if no sender is left.
 #[derive(Clone, Debug)]
 struct Held(Arc<Mutex<Receiver<()>>>);
 

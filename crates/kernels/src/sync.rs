@@ -23,7 +23,7 @@ impl<T: Copy> Slot<T> {
     ///
     /// - No thread calls [`Slot::set`] at the same time.
     pub(crate) unsafe fn get(&self) -> T {
-        // SAFETY: nobody writes, as the caller promises.
+        // SAFETY: no thread writes, as the caller promises.
         unsafe { *self.0.get() }
     }
 
@@ -31,7 +31,7 @@ impl<T: Copy> Slot<T> {
     ///
     /// - No other thread calls [`Slot::get`] or [`Slot::set`] at the same time.
     pub(crate) unsafe fn set(&self, value: T) {
-        // SAFETY: nobody else reads or writes, as the caller promises.
+        // SAFETY: no other thread reads or writes, as the caller promises.
         unsafe { *self.0.get() = value };
     }
 }

@@ -26,7 +26,7 @@ pub struct Auth {
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 impl Auth {
-    /// Whose request it is. `is_public`: the path needs no key; nobody's then, if there is none.
+    /// Whose request it is. `is_public`: the path needs no key; no owner's then, if there is none.
     fn check(&self, headers: &HeaderMap, is_public: bool) -> Result<Option<Owner>, Fail> {
         let host = headers.get(header::HOST);
         let host = host.and_then(|host| host.to_str().ok());
@@ -115,7 +115,7 @@ pub async fn guard(State(auth): State<Arc<Auth>>, mut request: Request, next: Ne
             next.run(request).await
         }
         Err(fail) => {
-            // Whoever is not let in has no further requests answered on this connection.
+            // A client that is not let in has no further requests answered on this connection.
             let mut response = fail.into_response();
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);

@@ -32,7 +32,7 @@ pub async fn show(State(server): Server) -> Json<Value> {
     }))
 }
 
-/// For whoever runs the server: it slows down every owner.
+/// For the operator of the server: it slows down every owner.
 pub async fn tell(
     State(server): Server,
     Extension(owner): Extension<Owner>,

@@ -1,6 +1,6 @@
 //! Making a packed model of a GGUF file: one file in place of the model and its packed copy ([`haversack_gguf::packed`]).
 //!
-//! This writes; it removes nothing and gives no file its name. Whoever calls it compares what was written with the GGUF
+//! This writes; it removes nothing and gives no file its name. The caller compares what was written with the GGUF
 //! file ([`Gguf::read_original`]) before anything else.
 
 use super::config::Config;
