@@ -1,7 +1,6 @@
 //! Tests of tokenizers and templates: one program, because each costs a link.
 
 mod template;
-mod template_hostile;
 mod tokenizer;
 mod tokenizer_common;
 mod tokenizer_defects;

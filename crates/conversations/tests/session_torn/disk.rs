@@ -128,7 +128,7 @@ fn calls_that_fail() {
         } else {
             &bursts[i % 4..][..1]
         } {
-            if begun.elapsed() > Duration::from_secs(15) && runs >= 16 && !every {
+            if begun.elapsed() > Duration::from_secs(8) && runs >= 16 && !every {
                 break;
             }
             let fault = [DiskFault::Full, DiskFault::Broken][(n + count) % 2];
