@@ -4,84 +4,60 @@
 //! `.*x.{n}`, under 1 KB, took 36 s and 2.6 GB. So the product of their ways is bounded before anything is compiled.
 
 use crate::limits;
+use crate::references::Counter;
 use serde_json::Value as Json;
-use std::collections::HashMap;
 
 /// In the worst place of a schema, at most.
 pub fn ways(schema: &Json) -> usize {
-    let mut ways = Ways {
-        root: schema,
-        known: HashMap::new(),
+    Counter::new(schema, ways_of).of(schema)
+}
+
+/// Schemas that hold together meet wherever both say something: their worst places are multiplied.
+fn ways_of<'a>(counter: &mut Counter<'a>, schema: &'a Json) -> usize {
+    let map = match schema {
+        Json::Object(map) => map,
+        Json::Array(items) => return worst(counter, items.iter()),
+        _ => return 1,
     };
-    ways.of(schema)
-}
-
-struct Ways<'a> {
-    root: &'a Json,
-    /// By reference. One that is being counted has one way, so that circles end.
-    known: HashMap<&'a str, usize>,
-}
-
-impl<'a> Ways<'a> {
-    /// Schemas that hold together meet wherever both say something: their worst places are multiplied.
-    fn of(&mut self, schema: &'a Json) -> usize {
-        let map = match schema {
-            Json::Object(map) => map,
-            Json::Array(items) => return self.worst(items.iter()),
-            _ => return 1,
-        };
-        // Of this text itself, of places below it, and of schemas that hold at the same time.
-        let (mut own, mut below, mut meeting) = (1usize, 1usize, 1usize);
-        for (key, value) in map {
-            match (key.as_str(), value) {
-                ("pattern", Json::String(regex)) => own = own.saturating_mul(of_regex(regex)),
-                ("format", _) => own = own.saturating_mul(limits::FORMAT_WAYS),
-                ("minLength" | "maxLength", _) => own = own.saturating_mul(2),
-                ("allOf", Json::Array(parts)) => {
-                    let each = parts.iter().map(|part| self.of(part));
-                    meeting = each.fold(meeting, usize::saturating_mul);
-                }
-                ("anyOf" | "oneOf", Json::Array(parts)) => {
-                    meeting = meeting.saturating_mul(self.worst(parts.iter()));
-                }
-                ("$ref", Json::String(reference)) => {
-                    meeting = meeting.saturating_mul(self.at(reference));
-                }
-                // Each is compared with each, and names that fit none have to avoid all.
-                ("patternProperties", Json::Object(fields)) => {
-                    let most = fields.keys().map(|regex| of_regex(regex)).max();
-                    if let Some(most) = most.filter(|_| fields.len() > 1) {
-                        let pairs = most.saturating_mul(most);
-                        below = below.max(pairs.saturating_mul(fields.len()));
-                    }
-                    below = below.max(self.worst(fields.values()));
-                }
-                ("properties" | "$defs" | "definitions", Json::Object(fields)) => {
-                    below = below.max(self.worst(fields.values()));
-                }
-                // Values, not schemas.
-                ("const" | "enum" | "default" | "examples", _) => {}
-                _ => below = below.max(self.of(value)),
+    // Of this text itself, of places below it, and of schemas that hold at the same time.
+    let (mut own, mut below, mut meeting) = (1usize, 1usize, 1usize);
+    for (key, value) in map {
+        match (key.as_str(), value) {
+            ("pattern", Json::String(regex)) => own = own.saturating_mul(of_regex(regex)),
+            ("format", _) => own = own.saturating_mul(limits::FORMAT_WAYS),
+            ("minLength" | "maxLength", _) => own = own.saturating_mul(2),
+            ("allOf", Json::Array(parts)) => {
+                let each = parts.iter().map(|part| counter.of(part));
+                meeting = each.fold(meeting, usize::saturating_mul);
             }
+            ("anyOf" | "oneOf", Json::Array(parts)) => {
+                meeting = meeting.saturating_mul(worst(counter, parts.iter()));
+            }
+            ("$ref", Json::String(reference)) => {
+                meeting = meeting.saturating_mul(counter.at(reference));
+            }
+            // Each is compared with each, and names that fit none have to avoid all.
+            ("patternProperties", Json::Object(fields)) => {
+                let most = fields.keys().map(|regex| of_regex(regex)).max();
+                if let Some(most) = most.filter(|_| fields.len() > 1) {
+                    let pairs = most.saturating_mul(most);
+                    below = below.max(pairs.saturating_mul(fields.len()));
+                }
+                below = below.max(worst(counter, fields.values()));
+            }
+            ("properties" | "$defs" | "definitions", Json::Object(fields)) => {
+                below = below.max(worst(counter, fields.values()));
+            }
+            // Values, not schemas.
+            ("const" | "enum" | "default" | "examples", _) => {}
+            _ => below = below.max(counter.of(value)),
         }
-        own.max(below).saturating_mul(meeting)
     }
+    own.max(below).saturating_mul(meeting)
+}
 
-    fn worst(&mut self, schemas: impl Iterator<Item = &'a Json>) -> usize {
-        schemas.map(|schema| self.of(schema)).max().unwrap_or(1)
-    }
-
-    fn at(&mut self, reference: &'a str) -> usize {
-        if let Some(&known) = self.known.get(reference) {
-            return known;
-        }
-        self.known.insert(reference, 1);
-        let place = reference.strip_prefix('#');
-        let place = place.and_then(|place| self.root.pointer(place));
-        let found = place.map_or(1, |schema| self.of(schema));
-        self.known.insert(reference, found);
-        found
-    }
+fn worst<'a>(counter: &mut Counter<'a>, schemas: impl Iterator<Item = &'a Json>) -> usize {
+    schemas.map(|schema| counter.of(schema)).max().unwrap_or(1)
 }
 
 /// One, and one more for each place where the expression may go on in two ways.

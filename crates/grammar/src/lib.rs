@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The parser is `llguidance`; this crate says what it may cost. Shapes come from strangers: their bytes, their
-//! alternatives, the ways of patterns that must hold together, the size of what is compiled and the work for each token all have an end ([`limits`]), compiling happens
-//! on a stack of known size, and what fails does so in one line. An answer that ends by itself is whole: a token that
-//! ends it is possible only where the shape is complete.
+//! alternatives, the ways of patterns that must hold together, the size of what is compiled and the work for each token
+//! all have an end ([`limits`]), compiling happens on a stack of known size, and what fails does so in one line. An answer
+//! that ends by itself is whole: a token that ends it is possible only where the shape is complete.
 //!
 //! ```no_run
 //! use haversack_engine::sample::{SampleOptions, Sampler};
@@ -26,6 +26,7 @@
 
 mod intersection;
 pub mod limits;
+mod references;
 mod schema;
 mod state;
 mod vocabulary;
@@ -33,6 +34,7 @@ mod vocabulary;
 pub use schema::{Callable, calls};
 pub use vocabulary::{GrammarNeeds, Vocabulary};
 
+use llguidance::api::TopLevelGrammar;
 use serde_json::Value as Json;
 
 /// What an answer is to be.
@@ -47,21 +49,53 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Bytes that compiling it takes beside the vocabulary, at most.
-    pub fn compiling_bytes(&self) -> usize {
-        let (bytes, alternatives) = match self {
-            Shape::Object => (0, 0),
-            Shape::Regex(regex) => (regex.len(), 0),
+    /// The shape as it is compiled, if it is within the limits.
+    pub fn check(&self) -> Result<CheckedShape, GrammarError> {
+        let (grammar, bytes, alternative_bytes) = match self {
+            Shape::Object => (
+                TopLevelGrammar::from_json_schema(schema::any_object()),
+                0,
+                0,
+            ),
+            Shape::Regex(regex) => {
+                let bytes = regex.len();
+                if !(1..=limits::REGEX_BYTES).contains(&bytes) {
+                    return Err(GrammarError::Bytes {
+                        what: "regular expression",
+                        bytes,
+                        most: limits::REGEX_BYTES,
+                    });
+                }
+                (TopLevelGrammar::from_regex(regex), bytes, 0)
+            }
             Shape::Schema(schema) => {
-                let bytes = schema.to_string().len();
-                (bytes, schema::alternative_bytes(schema, bytes))
+                let checked = schema::check(schema)?;
+                let grammar = TopLevelGrammar::from_json_schema(checked.schema);
+                (grammar, checked.bytes, checked.alternative_bytes)
             }
         };
         let (by_shape, by_alternatives) = limits::GRAMMAR_PER_BYTE;
-        let grammar = bytes.saturating_mul(by_shape) + alternatives * by_alternatives;
-        limits::COMPILING_BYTES
-            + grammar.min(limits::GRAMMAR_BYTES)
-            + alternatives * limits::WRITTEN_PER_BYTE
+        let largest = bytes * by_shape + alternative_bytes * by_alternatives;
+        Ok(CheckedShape {
+            grammar,
+            compiling_bytes: limits::COMPILING_BYTES
+                + largest.min(limits::GRAMMAR_BYTES)
+                + alternative_bytes * limits::WRITTEN_PER_BYTE,
+        })
+    }
+}
+
+/// A shape within the limits ([`Shape::check`]).
+#[derive(Clone)]
+pub struct CheckedShape {
+    grammar: TopLevelGrammar,
+    compiling_bytes: usize,
+}
+
+impl CheckedShape {
+    /// Bytes that compiling it takes beside the vocabulary, at most.
+    pub fn compiling_bytes(&self) -> usize {
+        self.compiling_bytes
     }
 }
 

@@ -1,8 +1,8 @@
 //! Schemas as they are compiled: checked, and with our own say about blanks.
 
+use crate::references::Counter;
 use crate::{GrammarError, intersection, limits};
 use serde_json::{Value as Json, json};
-use std::collections::HashMap;
 
 /// Where the compiler looks for its options. What a client puts there is overwritten.
 const OPTIONS: &str = "x-guidance";
@@ -11,8 +11,15 @@ pub fn any_object() -> Json {
     with_options(json!({ "type": "object" }))
 }
 
-/// The schema if it is not too large.
-pub fn checked(schema: &Json) -> Result<Json, GrammarError> {
+/// A schema within the limits.
+pub struct CheckedSchema {
+    pub schema: Json,
+    pub bytes: usize,
+    /// Of its alternatives, each as long as the schema at most.
+    pub alternative_bytes: usize,
+}
+
+pub fn check(schema: &Json) -> Result<CheckedSchema, GrammarError> {
     if !schema.is_object() {
         return Err(GrammarError::NotAnObject);
     }
@@ -24,24 +31,25 @@ pub fn checked(schema: &Json) -> Result<Json, GrammarError> {
             most: limits::SCHEMA_BYTES,
         });
     }
-    let found = alternatives(schema);
+    let alternatives = alternatives(schema);
     let most = limits::ALTERNATIVE_BYTES / bytes.max(1);
-    if found > most {
-        return Err(GrammarError::Alternatives { found, bytes, most });
+    if alternatives > most {
+        return Err(GrammarError::Alternatives {
+            found: alternatives,
+            bytes,
+            most,
+        });
     }
     let found = intersection::ways(schema);
     let most = limits::WAYS;
     if found > most {
         return Err(GrammarError::Ways { found, most });
     }
-    Ok(with_options(schema.clone()))
-}
-
-/// The schema's alternatives, each as long as the schema at most.
-pub fn alternative_bytes(schema: &Json, bytes: usize) -> usize {
-    alternatives(schema)
-        .saturating_mul(bytes)
-        .min(limits::ALTERNATIVE_BYTES)
+    Ok(CheckedSchema {
+        schema: with_options(schema.clone()),
+        bytes,
+        alternative_bytes: alternatives * bytes,
+    })
 }
 
 fn with_options(mut schema: Json) -> Json {
@@ -56,73 +64,49 @@ fn with_options(mut schema: Json) -> Json {
 /// Alternatives of all schemas in this one, as the compiler writes them out: those that meet (`allOf`, or two kinds of
 /// them side by side) are multiplied.
 fn alternatives(schema: &Json) -> usize {
-    let mut count = Count {
-        root: schema,
-        known: HashMap::new(),
-    };
-    count.sum(schema)
+    sum(&mut Counter::new(schema, alternatives_of), schema)
 }
 
-struct Count<'a> {
-    root: &'a Json,
-    /// By reference. One that is being counted has one, so that circles end.
-    known: HashMap<&'a str, usize>,
+fn sum<'a>(counter: &mut Counter<'a>, schema: &'a Json) -> usize {
+    match schema {
+        Json::Object(map) => {
+            let own = Some(counter.of(schema)).filter(|&own| own > 1).unwrap_or(0);
+            map.values()
+                .fold(own, |all, value| all.saturating_add(sum(counter, value)))
+        }
+        Json::Array(items) => items.iter().fold(0, |all, item| {
+            usize::saturating_add(all, sum(counter, item))
+        }),
+        _ => 0,
+    }
 }
 
 /// Without a type such a keyword is written out for each of six.
 const NEEDS_A_TYPE: &str = "additionalProperties format items maxItems maxLength maximum minItems minLength \
     minimum pattern properties required";
 
-impl<'a> Count<'a> {
-    fn sum(&mut self, schema: &'a Json) -> usize {
-        match schema {
-            Json::Object(map) => {
-                let own = Some(self.of(schema)).filter(|&own| own > 1).unwrap_or(0);
-                map.values()
-                    .fold(own, |sum, value| sum.saturating_add(self.sum(value)))
-            }
-            Json::Array(items) => items
-                .iter()
-                .fold(0, |sum, item| sum.saturating_add(self.sum(item))),
-            _ => 0,
-        }
+/// Of one schema.
+fn alternatives_of<'a>(counter: &mut Counter<'a>, schema: &'a Json) -> usize {
+    let Json::Object(map) = schema else {
+        return 1;
+    };
+    let mut all = 1usize;
+    if !map.contains_key("type") && NEEDS_A_TYPE.split(' ').any(|key| map.contains_key(key)) {
+        all = 6;
     }
-
-    /// Of one schema.
-    fn of(&mut self, schema: &'a Json) -> usize {
-        let Json::Object(map) = schema else {
-            return 1;
+    for (key, value) in map {
+        let list = value.as_array().map_or(&[][..], Vec::as_slice);
+        let each = list.iter().map(|one| counter.of(one));
+        let some = match (key.as_str(), value) {
+            ("anyOf" | "oneOf", _) => each.fold(0, usize::saturating_add),
+            ("allOf", _) => each.fold(1, usize::saturating_mul),
+            ("enum" | "type", _) => list.len(),
+            ("$ref", Json::String(reference)) => counter.at(reference),
+            _ => 1,
         };
-        let mut all = 1usize;
-        if !map.contains_key("type") && NEEDS_A_TYPE.split(' ').any(|key| map.contains_key(key)) {
-            all = 6;
-        }
-        for (key, value) in map {
-            let list = value.as_array().map_or(&[][..], Vec::as_slice);
-            let each = list.iter().map(|one| self.of(one));
-            let some = match (key.as_str(), value) {
-                ("anyOf" | "oneOf", _) => each.fold(0, usize::saturating_add),
-                ("allOf", _) => each.fold(1, usize::saturating_mul),
-                ("enum" | "type", _) => list.len(),
-                ("$ref", Json::String(reference)) => self.at(reference),
-                _ => 1,
-            };
-            all = all.saturating_mul(some.max(1));
-        }
-        all
+        all = all.saturating_mul(some.max(1));
     }
-
-    fn at(&mut self, reference: &'a str) -> usize {
-        if let Some(&known) = self.known.get(reference) {
-            return known;
-        }
-        self.known.insert(reference, 1);
-        let place = reference.strip_prefix('#');
-        let place = place.and_then(|place| self.root.pointer(place));
-        let found = place.map_or(1, |schema| self.of(schema));
-        self.known.insert(reference, found);
-        found
-    }
+    all
 }
 
 /// Something that an answer may call.
@@ -250,13 +234,13 @@ mod tests {
     #[test]
     fn options_of_a_client_are_not_heard() {
         let schema = json!({ "type": "object", OPTIONS: { "whitespace_pattern": "x*" } });
-        let got = checked(&schema).unwrap();
+        let got = check(&schema).unwrap().schema;
         assert!(
             got[OPTIONS]["whitespace_pattern"]
                 .as_str()
                 .unwrap()
                 .contains("x20")
         );
-        assert_eq!(checked(&json!([])), Err(GrammarError::NotAnObject));
+        assert_eq!(check(&json!([])).err(), Some(GrammarError::NotAnObject));
     }
 }

@@ -1,11 +1,10 @@
 //! The trie of a vocabulary, and shapes compiled against it.
 
 use crate::state::GrammarState;
-use crate::{GrammarError, Shape, limits, schema};
+use crate::{CheckedShape, GrammarError, Shape, limits};
 use haversack_engine::sample::Constraint;
 use haversack_text::tokenizer::Tokenizer;
 use haversack_text::tokenizer::pieces::TokenKind;
-use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use std::collections::HashMap;
@@ -78,22 +77,14 @@ impl Vocabulary {
 
     /// A constraint at its beginning. Takes milliseconds, and for a bad shape up to a second.
     pub fn compile(&self, shape: &Shape) -> Result<Box<dyn Constraint>, GrammarError> {
-        let grammar = match shape {
-            Shape::Object => TopLevelGrammar::from_json_schema(schema::any_object()),
-            Shape::Schema(schema) => TopLevelGrammar::from_json_schema(schema::checked(schema)?),
-            Shape::Regex(regex) => {
-                let bytes = regex.len();
-                if !(1..=limits::REGEX_BYTES).contains(&bytes) {
-                    return Err(GrammarError::Bytes {
-                        what: "regular expression",
-                        bytes,
-                        most: limits::REGEX_BYTES,
-                    });
-                }
-                TopLevelGrammar::from_regex(regex)
-            }
-        };
-        let parser = on_a_stack(|| self.factory.create_parser(grammar));
+        self.compile_checked(shape.check()?)
+    }
+
+    pub fn compile_checked(
+        &self,
+        shape: CheckedShape,
+    ) -> Result<Box<dyn Constraint>, GrammarError> {
+        let parser = on_a_stack(|| self.factory.create_parser(shape.grammar));
         let parser = parser.map_err(|error| GrammarError::refused(&error))?;
         Ok(Box::new(GrammarState::new(Matcher::new(Ok(parser)))))
     }

@@ -35,16 +35,21 @@ fn holds(name: &str, tokenizer: &Tokenizer) -> (f64, f64) {
     )
 }
 
+/// What looking at a shape takes at most that is refused: the text of a schema.
+const CHECKING: usize = 1 << 20;
+
 /// Patterns that must hold together, and as many alternatives as are accepted, each as long as the schema: compiling takes no
 /// more than is reserved for it, and a few patterns compile.
 fn compiling_holds(tokenizer: &Tokenizer) {
     let vocabulary = Vocabulary::new(tokenizer).unwrap();
     let compile = |name: &str, schema: Json| {
         let shape = Shape::Schema(schema);
-        let said = shape.compiling_bytes();
         let before = heap::held_bytes();
         heap::take_peak_bytes();
-        let error = vocabulary.compile(&shape).err();
+        let checked = shape.check();
+        let said = checked.as_ref().map_or(CHECKING, |s| s.compiling_bytes());
+        let compiled = checked.and_then(|shape| vocabulary.compile_checked(shape));
+        let error = compiled.err();
         let takes = heap::take_peak_bytes() - before;
         println!("{name}: {takes} of {said} bytes, {error:?}");
         assert!(takes < said, "{name}: {takes} of {said} bytes");
