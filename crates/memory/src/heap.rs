@@ -287,6 +287,15 @@ impl HeapBudget {
     /// itself is counted, and drop it with the last of it. Refused, the engine makes room before its next step (the
     /// prefix cache is emptied, idle sessions leave memory), so a caller may try again.
     pub fn reserve(self: &Arc<Self>, bytes: usize) -> Result<HeapReservation, HeapFull> {
+        self.reserve_beside(bytes, 0.0)
+    }
+
+    /// The same, where this share of the budget stays free.
+    pub fn reserve_beside(
+        self: &Arc<Self>,
+        bytes: usize,
+        free_share: f64,
+    ) -> Result<HeapReservation, HeapFull> {
         let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
         let limit = self.limit.load(Ordering::Relaxed);
         let held = [
@@ -295,10 +304,11 @@ impl HeapBudget {
             self.grown(live_bytes().unwrap_or(0)),
         ];
         let held = held.into_iter().fold(before, usize::saturating_add);
-        let free_bytes = limit.saturating_sub(held);
+        let spare = (limit as f64 * free_share) as usize;
+        let free_bytes = limit.saturating_sub(held).saturating_sub(spare);
         if limit < usize::MAX && bytes > free_bytes {
             self.reserved.fetch_sub(bytes, Ordering::Relaxed);
-            self.refused.fetch_max(bytes, Ordering::Relaxed);
+            self.refused.fetch_max(bytes + spare, Ordering::Relaxed);
             return Err(HeapFull { bytes, free_bytes });
         }
         Ok(HeapReservation {
@@ -407,6 +417,8 @@ mod tests {
         );
         assert!(budget.growth_bytes() >= 300 << 30);
         first.shrink_to(100 << 30);
+        assert!(budget.reserve_beside(300 << 30, 0.25).is_err());
+        assert!(budget.reserve_beside(100 << 30, 0.25).is_ok());
         let second = budget.reserve(300 << 30).unwrap();
         drop((first, second));
         assert!(budget.growth_bytes() < 100 << 30);

@@ -5,6 +5,7 @@
 //! written whole or not at all. Clones share the count, so a test keeps one and sweeps N until a run makes fewer calls.
 
 use haversack_memory::{JournalIo, SystemIo};
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -54,6 +55,21 @@ pub struct JournalFaults {
     /// Every call fails while this holds.
     is_down: Arc<AtomicBool>,
     fault: DiskFault,
+    late: Arc<Mutex<LateWork>>,
+}
+
+/// Commits that run beside their callers.
+#[derive(Default)]
+struct LateWork {
+    /// They wait for [`JournalFaults::catch_up`]; otherwise each runs at once.
+    is_late: bool,
+    waiting: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for LateWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} commits wait", self.waiting.len())
+    }
 }
 
 impl JournalFaults {
@@ -80,7 +96,31 @@ impl JournalFaults {
             count,
             is_down: Arc::default(),
             fault,
+            late: Arc::default(),
         }
+    }
+
+    /// From now on, commits that run beside their callers wait for [`JournalFaults::catch_up`], or for a caller that
+    /// waits for them. Without it each runs at once, so that calls have an order.
+    pub fn late(self) -> JournalFaults {
+        self.late_work().is_late = true;
+        self
+    }
+
+    /// Runs the commits that wait.
+    pub fn catch_up(&self) {
+        let waiting = std::mem::take(&mut self.late_work().waiting);
+        waiting.into_iter().for_each(|work| work());
+    }
+
+    /// The process was killed: commits that wait are never run.
+    pub fn crash(&self) {
+        let waiting = std::mem::take(&mut self.late_work().waiting);
+        drop(waiting);
+    }
+
+    fn late_work(&self) -> std::sync::MutexGuard<'_, LateWork> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How the options of a journal or of sessions take it.
@@ -188,5 +228,16 @@ impl JournalIo for JournalFaults {
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.meet(DiskCall::Remove)?;
         SystemIo.remove(path)
+    }
+
+    fn run_beside(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+        let mut late = self.late_work();
+        if late.is_late {
+            late.waiting.push(work);
+            return true;
+        }
+        drop(late);
+        work();
+        true
     }
 }

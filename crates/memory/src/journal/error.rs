@@ -42,6 +42,8 @@ pub enum JournalError {
     /// Writing failed in a way that leaves open what is on the disk. What was committed before is
     /// there; [`super::Journal::recover`], or opening the file again, tells the rest.
     Lost,
+    /// A commit has begun and not ended.
+    Committing,
     /// The name means another file, or none: what is written here would be lost.
     Gone,
     /// No memory for this many bytes.
@@ -94,6 +96,7 @@ impl fmt::Display for JournalError {
                 f,
                 "a failed write left its state unknown: open it again to go on"
             ),
+            Self::Committing => write!(f, "its last write is not on the disk yet"),
             Self::Gone => write!(f, "it was removed or replaced while it was open"),
             Self::Memory { bytes } => write!(f, "no memory for {bytes} bytes"),
         }

@@ -26,7 +26,7 @@ pub struct JournalPaths {
     pub path: PathBuf,
     temporary: PathBuf,
     folder: PathBuf,
-    io: Arc<dyn JournalIo>,
+    pub io: Arc<dyn JournalIo>,
 }
 
 impl JournalPaths {

@@ -41,6 +41,12 @@ pub trait JournalIo: fmt::Debug + Send + Sync {
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
+
+    /// Runs work that waits for the disk beside the caller. `false`: there is no thread for it, and it was not run.
+    fn run_beside(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+        let thread = std::thread::Builder::new().name("journal".into());
+        thread.spawn(work).is_ok()
+    }
 }
 
 impl JournalIo for SystemIo {}

@@ -30,7 +30,8 @@
 //!
 //! **Commit.** Records are written behind L and made durable; then the head, with the new L, is
 //! written in one call and made durable. Only then may the caller acknowledge. A crash before the
-//! head leaves an uncommitted tail, which `open` cuts off; after it, everything is there.
+//! head leaves an uncommitted tail, which `open` cuts off; after it, everything is there. Waiting for
+//! the disk may be left to another thread: [`Journal::begin_commit`].
 //!
 //! Invariants:
 //!
@@ -48,6 +49,8 @@
 //! damage, and found as such: disks promise that it does not happen. The seal shows that a file was
 //! written with the key; an older state of the same file, put back whole, is one of those.
 
+mod commit;
+mod draft;
 mod error;
 mod file;
 mod io;
@@ -56,12 +59,15 @@ mod map;
 mod verify;
 mod write;
 
+pub use commit::{JournalCommit, JournalCommitTask, JournalCommitted};
 pub use error::JournalError;
 pub use io::JournalIo;
 pub use layout::{IDENTITY_BYTES_MAX, RecordRef};
 pub use map::{JournalMap, WeakJournalMap};
 
 use crate::system::SystemIo;
+use commit::{CommitOutcome, CommitWork};
+use draft::{Draft, Temporary};
 use file::{JournalFile, JournalPaths};
 use layout::{JournalHead, RecordHeader, RecordRole};
 use std::collections::BTreeMap;
@@ -166,7 +172,7 @@ const READS_MAX: usize = 8;
 /// A record file, open and locked. Dropping it leaves what was committed.
 pub struct Journal {
     paths: JournalPaths,
-    file: JournalFile,
+    file: Arc<JournalFile>,
     options: JournalOptions,
     identity: Vec<u8>,
     /// What is committed.
@@ -174,6 +180,10 @@ pub struct Journal {
     /// What is appended; at the head's length when nothing is.
     tail: Tail,
     lost: bool,
+    /// Between [`Journal::begin_commit`] and [`Journal::end_commit`].
+    is_committing: bool,
+    /// Of a journal that has no commit, and not its name yet.
+    temporary: Option<Temporary>,
     /// A file that took this one's name when a rewrite failed at its last step. Locked as well.
     successor: Option<JournalFile>,
 }
@@ -185,25 +195,54 @@ impl Journal {
         identity: &[u8],
         options: JournalOptions,
     ) -> Result<Journal, JournalError> {
+        let mut journal = Journal::begin(path, identity, options)?;
+        let commit = journal.committing_to(0);
+        match journal.end_commit(commit.run()) {
+            Ok(()) => Ok(journal),
+            Err(e) => {
+                // Not durable is not created.
+                if journal.lost {
+                    let _ = journal.paths.remove();
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// A new journal that appears under its name with its first commit. Until then the name is taken for other processes,
+    /// and nothing waits for the disk. A file of that name is left alone.
+    pub fn begin(
+        path: impl AsRef<Path>,
+        identity: &[u8],
+        options: JournalOptions,
+    ) -> Result<Journal, JournalError> {
         let paths = options.paths(path.as_ref())?;
-        if fs::symlink_metadata(&paths.path).is_ok() {
+        let exists = || fs::symlink_metadata(&paths.path).is_ok();
+        if exists() {
             return Err(JournalError::Exists);
         }
-        let draft = Draft::begin(&paths, &options, identity)?;
-        let (file, head, tail) = draft.place(0, false)?;
-        if let Err(e) = paths.sync_folder() {
-            // Not durable is not created.
-            let _ = paths.remove();
-            return Err(e);
+        let draft = Draft::begin(&paths, options.quota_bytes, options.key, identity)?;
+        // Another process may have placed its file before this one had the temporary name.
+        if exists() {
+            return Err(JournalError::Exists);
         }
+        let head = draft.head(0);
+        let Draft {
+            temporary,
+            file,
+            tail,
+            ..
+        } = draft;
         Ok(Journal {
             paths,
-            file,
+            file: Arc::new(file),
             options,
             identity: identity.to_vec(),
             head,
             tail,
             lost: false,
+            is_committing: false,
+            temporary: Some(temporary),
             successor: None,
         })
     }
@@ -220,7 +259,12 @@ impl Journal {
         fill: impl FnOnce(&mut JournalWriter) -> Result<(), E>,
     ) -> Result<(), E> {
         let paths = options.paths(path.as_ref())?;
-        let mut writer = JournalWriter(Draft::begin(&paths, &options, identity)?);
+        let mut writer = JournalWriter(Draft::begin(
+            &paths,
+            options.quota_bytes,
+            options.key,
+            identity,
+        )?);
         fill(&mut writer)?;
         writer.0.place(1, true)?;
         Ok(())
@@ -253,11 +297,13 @@ impl Journal {
         let journal = Journal {
             tail: Tail::of(&head, options.quota_bytes),
             paths,
-            file,
+            file: Arc::new(file),
             options,
             identity,
             head,
             lost: false,
+            is_committing: false,
+            temporary: None,
             successor: None,
         };
         Ok(OpenedJournal {
@@ -275,6 +321,18 @@ impl Journal {
     ) -> Result<JournalSummary, JournalError> {
         let file = options.paths(path.as_ref())?.inspect()?;
         retry_torn_read(&file, || summarise(&file, options))
+    }
+
+    /// Whether nothing was ever committed: the process that created it ended before. Only the head is read; a journal
+    /// whose head cannot be read is not blank.
+    pub fn is_blank(path: impl AsRef<Path>, options: &JournalOptions) -> bool {
+        let head = || {
+            let file = options.paths(path.as_ref())?.inspect()?;
+            retry_torn_read(&file, || {
+                verify::committed_head(&file, options.key.as_ref())
+            })
+        };
+        head().is_ok_and(|head: JournalHead| head.commits == 0)
     }
 
     /// Verifies a journal and maps its records, to be read and not written. It takes no lock: any
@@ -344,41 +402,90 @@ impl Journal {
 
     /// Makes what was appended durable and part of the journal. After an error it is dropped.
     pub fn commit(&mut self) -> Result<(), JournalError> {
+        match self.begin_commit()? {
+            Some(commit) => self.end_commit(commit.run()),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins a commit that another thread may finish: the journal takes no writes until [`Journal::end_commit`]. `None`:
+    /// nothing was appended.
+    pub fn begin_commit(&mut self) -> Result<Option<JournalCommit>, JournalError> {
         self.usable()?;
         if !self.has_appended() {
-            return Ok(());
+            return Ok(None);
         }
-        if let Err(e) = self.file.is_named(&self.paths.path) {
-            self.drop_appended();
-            return Err(e);
-        }
-        if let Err(e) = self.file.sync() {
-            // The kernel may have forgotten the pages that failed: a second sync would succeed and
-            // prove nothing. They have to be written again.
-            self.drop_appended();
-            return Err(e);
-        }
+        Ok(Some(
+            self.committing_to(self.head.commits.saturating_add(1)),
+        ))
+    }
+
+    fn committing_to(&mut self, commits: u64) -> JournalCommit {
         let next = JournalHead {
             length: self.tail.end,
-            commits: self.head.commits.saturating_add(1),
+            commits,
             chain: self.tail.chain,
             identity: self.head.identity,
         };
-        if let Err(e) = self.put_head(&next) {
-            // Either head may be on the disk. With the old one written back, the tail may go.
-            match self.put_head(&self.head) {
-                Ok(()) => self.drop_appended(),
-                Err(_) => self.lost = true,
+        let file = self.file.clone();
+        let work = match self.temporary.take() {
+            Some(temporary) => CommitWork::Place {
+                file,
+                temporary,
+                next,
+            },
+            None => CommitWork::Append {
+                file,
+                next,
+                old: self.head.clone(),
+            },
+        };
+        self.committing(work)
+    }
+
+    fn committing(&mut self, work: CommitWork) -> JournalCommit {
+        self.is_committing = true;
+        let (paths, key) = (self.paths.clone(), self.options.key);
+        JournalCommit { paths, key, work }
+    }
+
+    /// Gives a journal without a commit its name, with what was appended.
+    fn place(&mut self) -> Result<(), JournalError> {
+        self.usable()?;
+        let commit = self.committing_to(self.head.commits.saturating_add(1));
+        self.end_commit(commit.run())
+    }
+
+    /// Takes up what became of the commit that was begun last.
+    pub fn end_commit(&mut self, committed: JournalCommitted) -> Result<(), JournalError> {
+        self.is_committing = false;
+        match committed.0 {
+            CommitOutcome::Appended(head) => self.head = head,
+            CommitOutcome::Replaced(file, head, tail) => {
+                (self.file, self.head, self.tail) = (Arc::new(file), head, tail);
             }
-            return Err(e);
+            CommitOutcome::Dropped(error) => {
+                self.rollback();
+                return Err(error);
+            }
+            CommitOutcome::NotPlaced(error, temporary) => {
+                self.temporary = Some(temporary);
+                self.rollback();
+                return Err(error);
+            }
+            CommitOutcome::Unchanged(error) => return Err(error),
+            CommitOutcome::Lost(error, successor) => {
+                self.lost = true;
+                self.successor = successor;
+                return Err(error);
+            }
         }
-        self.head = next;
         Ok(())
     }
 
     /// Drops what was appended since the last commit.
     pub fn rollback(&mut self) {
-        if !self.lost && self.has_appended() {
+        if self.usable().is_ok() && self.has_appended() {
             self.drop_appended();
         }
     }
@@ -421,25 +528,37 @@ impl Journal {
         &mut self,
         fill: impl FnOnce(&mut JournalRewrite<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
+        let (value, commit) = self.begin_rewrite(fill)?;
+        self.end_commit(commit.run())?;
+        Ok(value)
+    }
+
+    /// The same, with a commit that another thread may finish.
+    pub fn begin_rewrite<T, E: From<JournalError>>(
+        &mut self,
+        fill: impl FnOnce(&mut JournalRewrite<'_>) -> Result<T, E>,
+    ) -> Result<(T, JournalCommit), E> {
+        if self.temporary.is_some() {
+            self.place()?;
+        }
         self.usable()?;
         self.file.is_named(&self.paths.path)?;
         let mut rewrite = JournalRewrite {
-            draft: Draft::begin(&self.paths, &self.options, &self.identity)?,
+            draft: Draft::begin(
+                &self.paths,
+                self.options.quota_bytes,
+                self.options.key,
+                &self.identity,
+            )?,
             old: self,
         };
         let value = fill(&mut rewrite)?;
+        let draft = rewrite.draft;
         let commits = self.head.commits.saturating_add(1);
-        let (file, head, tail) = rewrite.draft.place(commits, true)?;
-        // The name means the new file from here on.
-        if let Err(e) = self.paths.sync_folder() {
-            self.lost = true;
-            self.successor = Some(file);
-            return Err(e.into());
-        }
-        self.file = file;
-        self.head = head;
-        self.tail = tail;
-        Ok(value)
+        Ok((
+            value,
+            self.committing(CommitWork::Replace { draft, commits }),
+        ))
     }
 
     /// Whether writing says [`JournalError::Lost`].
@@ -452,14 +571,14 @@ impl Journal {
     /// an error it is as lost as before. What was appended and not committed is dropped.
     pub fn recover(&mut self) -> Result<Vec<RecordRef>, JournalError> {
         self.rollback();
-        let file = self.successor.as_ref().unwrap_or(&self.file);
+        let file = self.successor.as_ref().unwrap_or(&*self.file);
         file.is_named(&self.paths.path)?;
         let (found, records) = verify_and_list(file, &self.options)?;
         file.truncate(found.head.length)?;
         file.sync()?;
         self.paths.sync_folder()?;
         if let Some(successor) = self.successor.take() {
-            self.file = successor;
+            self.file = Arc::new(successor);
         }
         self.head = found.head;
         self.tail = Tail::of(&self.head, self.options.quota_bytes);
@@ -469,6 +588,9 @@ impl Journal {
 
     /// Removes the file.
     pub fn remove(self) -> Result<(), JournalError> {
+        if self.temporary.is_some() {
+            return Ok(());
+        }
         self.paths.remove()?;
         self.paths.sync_folder()
     }
@@ -487,10 +609,10 @@ impl Journal {
     }
 
     fn usable(&self) -> Result<(), JournalError> {
-        if self.lost {
-            Err(JournalError::Lost)
-        } else {
-            Ok(())
+        match (self.lost, self.is_committing) {
+            (true, _) => Err(JournalError::Lost),
+            (false, true) => Err(JournalError::Committing),
+            (false, false) => Ok(()),
         }
     }
 
@@ -505,12 +627,6 @@ impl Journal {
             return Err(record.stale());
         }
         write::find(&self.file, record)
-    }
-
-    fn put_head(&self, head: &JournalHead) -> Result<(), JournalError> {
-        let bytes = head.encode(self.options.key.as_ref());
-        self.file.write_head(&bytes)?;
-        self.file.sync()
     }
 
     fn drop_appended(&mut self) {
@@ -578,82 +694,6 @@ impl JournalWriter {
     /// Adds a record, the parts one after the other. After an error nothing is published.
     pub fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
         self.0.append(kind, parts)
-    }
-}
-
-/// A journal under its temporary name.
-struct Draft {
-    temporary: Temporary,
-    file: JournalFile,
-    identity: blake3::Hash,
-    tail: Tail,
-    key: Option<[u8; 32]>,
-}
-
-impl Draft {
-    fn begin(
-        paths: &JournalPaths,
-        options: &JournalOptions,
-        identity: &[u8],
-    ) -> Result<Draft, JournalError> {
-        let bytes = identity.len() as u64;
-        if bytes > IDENTITY_BYTES_MAX {
-            let max = IDENTITY_BYTES_MAX;
-            return Err(JournalError::Identity { bytes, max });
-        }
-        let file = paths.create_temporary()?;
-        let temporary = Temporary {
-            paths: paths.clone(),
-            placed: false,
-        };
-        let mut tail = Tail::start(options.quota_bytes);
-        tail.append(&file, RecordRole::Identity, 0, &[identity])?;
-        Ok(Draft {
-            temporary,
-            file,
-            identity: blake3::hash(identity),
-            tail,
-            key: options.key,
-        })
-    }
-
-    fn append(&mut self, kind: u32, parts: &[&[u8]]) -> Result<RecordRef, JournalError> {
-        self.tail
-            .append(&self.file, RecordRole::Record, kind, parts)
-    }
-
-    /// Head, fsync, rename. The folder is the caller's to sync.
-    fn place(
-        mut self,
-        commits: u64,
-        replace: bool,
-    ) -> Result<(JournalFile, JournalHead, Tail), JournalError> {
-        let head = JournalHead {
-            length: self.tail.end,
-            commits,
-            chain: self.tail.chain,
-            identity: self.identity,
-        };
-        self.file.write_head(&head.encode(self.key.as_ref()))?;
-        self.file.sync()?;
-        self.temporary.paths.place(replace)?;
-        self.temporary.placed = true;
-        Ok((self.file, head, self.tail))
-    }
-}
-
-/// Removes the temporary file unless it got its final name.
-struct Temporary {
-    paths: JournalPaths,
-    placed: bool,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.placed {
-            // A file that stays is removed when the journal is opened or created next.
-            let _ = self.paths.remove_temporary();
-        }
     }
 }
 

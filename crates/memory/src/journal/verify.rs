@@ -22,16 +22,17 @@ pub struct Verified {
     pub file_bytes: u64,
 }
 
-/// Checks everything up to the committed length. `each` gets the records as they pass, before the last
-/// of them is checked.
-pub fn verify(
+fn file_bytes(file: &JournalFile) -> Result<u64, JournalError> {
+    let bytes = file.bytes();
+    bytes.map_err(JournalError::io("asking for its length"))
+}
+
+/// The head, of a file that is as long as it says.
+pub fn committed_head(
     file: &JournalFile,
     key: Option<&[u8; 32]>,
-    mut each: impl FnMut(RecordRef) -> Result<(), JournalError>,
-) -> Result<Verified, JournalError> {
-    let file_bytes = file
-        .bytes()
-        .map_err(JournalError::io("asking for its length"))?;
+) -> Result<JournalHead, JournalError> {
+    let file_bytes = file_bytes(file)?;
     let head = JournalHead::decode(&read_head(file, file_bytes)?, key)?;
     if head.length > file_bytes {
         return Err(JournalError::Truncated {
@@ -39,7 +40,18 @@ pub fn verify(
             committed: head.length,
         });
     }
+    Ok(head)
+}
 
+/// Checks everything up to the committed length. `each` gets the records as they pass, before the last
+/// of them is checked.
+pub fn verify(
+    file: &JournalFile,
+    key: Option<&[u8; 32]>,
+    mut each: impl FnMut(RecordRef) -> Result<(), JournalError>,
+) -> Result<Verified, JournalError> {
+    let file_bytes = file_bytes(file)?;
+    let head = committed_head(file, key)?;
     let mut window = Window::new(file, FIRST, head.length)?;
     let mut chain = layout::chain_start();
     let mut identity = Vec::new();
@@ -91,9 +103,7 @@ pub fn salvage(
     key: Option<&[u8; 32]>,
     mut each: impl FnMut(RecordRole, u32, &[u8]) -> ControlFlow<()>,
 ) -> Result<Option<JournalError>, JournalError> {
-    let file_bytes = file
-        .bytes()
-        .map_err(JournalError::io("asking for its length"))?;
+    let file_bytes = file_bytes(file)?;
     let head = read_head(file, file_bytes).and_then(|bytes| JournalHead::decode(&bytes, key));
     let (end, chain, mut damage) = match head {
         Ok(head) if head.length <= file_bytes => (head.length, Some(head.chain), None),

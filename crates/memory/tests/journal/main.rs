@@ -2,6 +2,7 @@
 //! (`journal_kill.rs` does that): use and misuse here, damage, failing disks and random stories beside.
 #![cfg(target_os = "linux")]
 
+mod beside;
 mod damage;
 mod disk;
 mod story;
