@@ -21,6 +21,27 @@ pub fn at(annotations: &[Annotation], position: u64) -> Option<&Annotation> {
     annotations.get(i).filter(|a| a.start <= position)
 }
 
+/// Up to which position `max` protected positions are, counted from `from` on.
+pub(crate) fn protected_until(annotations: &[Annotation], from: u64, max: u64) -> u64 {
+    let mut left = max;
+    for annotation in annotations.iter().filter(|a| a.protected && a.end > from) {
+        let start = annotation.start.max(from);
+        if annotation.end - start > left {
+            return start + left;
+        }
+        left -= annotation.end - start;
+    }
+    u64::MAX
+}
+
+/// Bytes that the list of a sequence with this many annotations takes at most.
+pub const fn annotation_bytes(count: usize) -> usize {
+    match count {
+        0 => 0,
+        _ => (count + 2 * GROWTH) * size_of::<Annotation>(),
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Annotations {
     list: Vec<Annotation>,
@@ -110,6 +131,25 @@ impl Annotations {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn protection_ends_where_it_is_used_up() {
+        let list = [
+            (0, 50, true),
+            (60, 70, true),
+            (70, 80, false),
+            (90, 95, true),
+        ];
+        let list = list.map(|(start, end, protected)| Annotation {
+            start,
+            end,
+            protected,
+        });
+        let until = |from, max| protected_until(&list, from, max);
+        assert_eq!([until(0, 0), until(0, 49), until(0, 50)], [0, 49, 60]);
+        assert_eq!([until(32, 18), until(32, 25), until(32, 28)], [60, 67, 90]);
+        assert_eq!([until(32, 33), until(100, 0)], [u64::MAX; 2]);
+    }
 
     /// Against a flag for every position.
     #[test]

@@ -19,7 +19,7 @@ mod table;
 pub use haversack_kernels::format::kv::{Basis, Codec, Form, KvForm, KvShape};
 pub use haversack_memory::{Backing, Region, SlabIo};
 
-pub use annotations::Annotation;
+pub use annotations::{Annotation, annotation_bytes};
 pub use coding::staging_bytes;
 pub use counting::{AttentionCounting, Heads};
 pub use error::{CacheError, CacheResult, CannotFit, filled, reserve_exact, with_room};
@@ -29,7 +29,7 @@ pub use pool::{BlockId, BlockPool, PoolStats, Reservation};
 pub use row_stats::{KvRow, StatsFormat};
 pub use size::{LayerShape, Zones, bytes_per_token, kv_bytes, reserve_bytes};
 pub use store::{
-    EvictionOutcome, Image, ImageLayout, MappedImage, SLAB_BYTES, SequenceGrowth, SequenceId,
-    SequenceStats, Step, Store, StoreOptions, TokenRun, TokenState, Zone, ZoneBytes,
+    EvictionOutcome, Image, ImageLayout, KeptZone, MappedImage, SLAB_BYTES, SequenceGrowth,
+    SequenceId, SequenceStats, Step, Store, StoreOptions, TokenRun, TokenState, Zone, ZoneBytes,
 };
 pub use table::{BlockEntry, BlockTable, TableView};

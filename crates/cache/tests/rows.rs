@@ -213,17 +213,8 @@ fn chosen(policy: &RowPolicy, view: &LayerView<'_>, rows: &[KvRow]) -> (BTreeSet
 
 /// Whether a row may leave for the cap, as the rules say it: slow and obvious.
 fn may_leave(policy: &RowPolicy, view: &LayerView<'_>, row: &KvRow) -> bool {
-    let recent = policy.recent(view);
-    let is_old = |position: u64| position.saturating_add(recent) < view.position;
-    let whole_turn = |span: &Annotation| {
-        let inside = view.evictable.start <= span.start && span.end <= view.evictable.end;
-        inside && is_old(span.end - 1)
-    };
-    let may = match (policy, span_at(view.annotations, row.position)) {
-        (RowPolicy::Turns(_), Some(span)) => whole_turn(span),
-        _ => is_old(row.position),
-    };
-    !row.protected && (may || row.position < view.min_position)
+    let is_old = row.position.saturating_add(policy.recent(view)) < view.position;
+    !row.protected && (is_old || row.position < view.min_position)
 }
 
 fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[KvRow], dice: &mut Dice, what: &str) {
@@ -265,7 +256,7 @@ fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[KvRow], dice: &mut Di
                 "{what}: more than asked for"
             );
         }
-        RowPolicy::Turns(_) => halves(view, rows, &left, what),
+        RowPolicy::Turns(_) => halves(policy, view, rows, &left, what),
         RowPolicy::Tiers(_) => (),
     }
 
@@ -293,8 +284,15 @@ fn check(policy: &RowPolicy, view: &LayerView<'_>, rows: &[KvRow], dice: &mut Di
     );
 }
 
-/// A turn leaves or stays, but for what is too old.
-fn halves(view: &LayerView<'_>, rows: &[KvRow], left: &BTreeSet<u64>, what: &str) {
+/// A turn leaves or stays, but for what is too old. Only where no whole turn stays that could leave, one may leave in part.
+fn halves(
+    policy: &RowPolicy,
+    view: &LayerView<'_>,
+    rows: &[KvRow],
+    left: &BTreeSet<u64>,
+    what: &str,
+) {
+    let (mut half, mut whole) = (None, None);
     for span in view.annotations {
         let of_span = || {
             rows.iter()
@@ -302,12 +300,19 @@ fn halves(view: &LayerView<'_>, rows: &[KvRow], left: &BTreeSet<u64>, what: &str
         };
         let leaving = of_span().filter(|row| left.contains(&row.position)).count();
         let too_old = of_span().filter(|row| row.position < view.min_position && !row.protected);
-        let all = leaving == of_span().count();
-        assert!(
-            all || leaving == too_old.count(),
-            "{what}: half of {span:?}"
-        );
+        let is_inside = view.evictable.start <= span.start && span.end <= view.evictable.end;
+        let is_old = (span.end - 1).saturating_add(policy.recent(view)) < view.position;
+        if leaving == too_old.count() {
+            let may = is_inside && is_old && !span.protected && of_span().any(|row| !row.protected);
+            whole = whole.or((leaving == 0 && may).then_some(span));
+        } else if leaving < of_span().filter(|row| !row.protected).count() {
+            half = half.or(Some(span));
+        }
     }
+    assert!(
+        half.is_none() || whole.is_none(),
+        "{what}: half of {half:?} before {whole:?}"
+    );
 }
 
 fn properties(subject: Subject, seeds: Range<u64>) {

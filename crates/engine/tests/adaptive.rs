@@ -85,6 +85,13 @@ fn a_plan_keeps_to_its_bytes() {
 fn a_budget_is_never_exceeded_and_too_small_a_one_says_what_would_do() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokens) = tiny(dir.path(), "llama");
+    // Nor is it exceeded by a probe; where one was saved, a small budget is enough.
+    let refused = Runtime::new(model.clone(), &options(dir.path(), Some(50_000), None)).err();
+    let Some(RuntimeError::Probe { needed, budget }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(needed > budget && budget == 50_000);
+    Runtime::new(model.clone(), &options(dir.path(), Some(needed), None)).unwrap();
     let error = Runtime::new(model.clone(), &options(dir.path(), Some(50_000), None)).err();
     let Some(RuntimeError::Bounds(BoundsError::Budget { min_bytes, .. })) = error else {
         panic!("{error:?}");

@@ -7,7 +7,9 @@
 
 use haversack_engine::{Model, Repack};
 use haversack_testing::models::Spec;
-use haversack_text::chat::{ChatError, encode_chat, encode_chat_with_borders};
+use haversack_text::chat::{
+    ChatError, MessageSpan, Speaker, encode_chat, encode_chat_with_borders,
+};
 use haversack_text::template::{ChatTemplate, Message, RenderOptions, Variable};
 use haversack_text::tokenizer::pieces::{Pieces, TokenKind as Kind};
 use haversack_text::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel as VocabModel, Vocab};
@@ -333,6 +335,58 @@ fn borders_are_where_messages_begin() {
             assert_eq!(one.ids[..border], other.ids[..border], "{}", subject.name());
             assert!(same - border < 8, "{}: {border} of {same}", subject.name());
             assert!(other.borders.contains(&border));
+        }
+    }
+}
+
+/// Whatever a message says, its span has the tokens of that: the text of it, and at most a token's worth of the template on
+/// either side. Headers begin with a marker, and nothing is between two messages.
+#[test]
+fn messages_are_where_their_text_is() {
+    for subject in SUBJECTS.iter() {
+        let (template, tokenizer) = (subject.template(), subject.tokenizer());
+        let name = subject.name();
+        let special = subject.spellings().concat();
+        for content in BENIGN.into_iter().chain([special.as_str()]) {
+            let said = ["be brief", content, "a reply", "the end", "  "];
+            let roles = ["system", "user", "assistant", "user", "assistant"];
+            let chat: Vec<Message> = roles
+                .iter()
+                .zip(said)
+                .map(|(role, text)| Message::new(*role, text))
+                .collect();
+            let found = encode_chat_with_borders(template, tokenizer, &chat, &options());
+            let found = found.expect("ids");
+            let texts = said.iter().map(|text| text.trim());
+            let texts: Vec<&str> = texts.filter(|text| !text.is_empty()).collect();
+            assert_eq!(found.messages.len(), texts.len(), "{name}: {content:?}");
+            let mut before = 0;
+            for (span, text) in found.messages.iter().zip(texts) {
+                let MessageSpan { start, content, .. } = span;
+                assert!(before <= *start && *start <= content.start && content.start < content.end);
+                let pieces = found.ids[content.clone()].iter();
+                let bytes: Vec<u8> = pieces
+                    .flat_map(|&id| tokenizer.piece_bytes(id).into_owned())
+                    .collect();
+                let spelled = String::from_utf8_lossy(&bytes);
+                let (a, b) = (text.len(), spelled.len());
+                assert!(
+                    spelled.contains(text) || name == "llama-tied-spm",
+                    "{name}: {spelled:?} is not {text:?}"
+                );
+                assert!(
+                    b < a + 16 && a < b + 16,
+                    "{name}: {spelled:?} is not {text:?}"
+                );
+                let has_markers = name != "llama-tied-spm";
+                assert!(
+                    !has_markers || subject.is_special(found.ids[*start]),
+                    "{name}: {span:?}"
+                );
+                before = content.end;
+            }
+            let speakers = found.messages.iter().map(|span| span.speaker);
+            assert!(speakers.take(1).eq([Speaker::System]), "{name}");
         }
     }
 }

@@ -11,6 +11,7 @@ use haversack_engine::{
 };
 use haversack_kernels::cpu::Backend;
 use haversack_testing::models::Spec;
+use haversack_testing::quota::quota;
 use std::sync::Arc;
 
 fn tiny(variant: &str) -> (tempfile::TempDir, Arc<Model>) {
@@ -155,7 +156,7 @@ fn bounded_sequences_do_not_depend_on_portions() {
     for variant in ["llama", "gemma3"] {
         let (_dir, model) = tiny(variant);
         let tokens = prompt(&model, 5, 2 * model.config().context + 100);
-        for (anchors, window) in [(64, 96), (10, 100), (0, 33)] {
+        for &(anchors, window) in quota(&[(10, 100)][..], &[(64, 96), (10, 100), (0, 33)]) {
             for kv in [coded(Codec::F16), coded(Codec::Int4)] {
                 let mut setup = Setup::new(Activations::Int8, kv);
                 setup.retention = Retention {
@@ -190,7 +191,7 @@ fn chosen_rows_do_not_depend_on_portions() {
 }
 
 /// Five sequences of different lengths through one batch, in random portions: each gets the logits
-/// it gets alone. 200 schedules.
+/// it gets alone. 60 schedules, 200 in the long form.
 #[test]
 fn random_schedules_give_what_each_gets_alone() {
     let (_dir, model) = tiny("llama");
@@ -208,7 +209,7 @@ fn random_schedules_give_what_each_gets_alone() {
             .iter()
             .map(|p| alone(&model, 1, &setup, p, 512))
             .collect();
-        for schedule in 0..50 {
+        for schedule in 0..quota(15, 50) {
             let mut dice = Dice(schedule * 77 + 5);
             let mut rt = runtime(&model, 1 + dice.roll(2), &setup);
             let ids: Vec<_> = prompts.iter().map(|_| rt.open().unwrap()).collect();
@@ -297,7 +298,7 @@ fn a_cut_is_exact_or_refused() {
 #[test]
 fn every_table_gives_the_same_logits() {
     let (_dir, model) = tiny("llama");
-    let tokens = prompt(&model, 9, 150);
+    let tokens = prompt(&model, 9, quota(70, 150));
     let logits = |backend: Backend, setup: &Setup| {
         let options = RuntimeOptions {
             backend,
@@ -343,7 +344,8 @@ fn real_model_chunks_threads_batch_and_packing() {
     }
     // Ten times as slow.
     let exact = Setup::new(Activations::F32, coded(Codec::Int8));
-    chunks_and_threads(&model, &exact, &tokens[..70], &[70, 7, 32]);
+    let portions = quota(&[70, 32][..], &[70, 7, 32]);
+    chunks_and_threads(&model, &exact, &tokens[..70], portions);
 
     let unpacked = load(&path, Repack::Off);
     let layout = |model: &Model| model.weights().matrix(&model.weights().output).layout;

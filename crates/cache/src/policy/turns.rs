@@ -1,9 +1,12 @@
 //! Whole turns: evicts a question and its answer together. Our own.
 //!
 //! Half a turn misleads more than none. Turns are annotations ([`crate::Store::annotate`]). The policy evicts the oldest
-//! turn that is neither protected nor reaches into the recent tokens, all of it, until the cap is met. A turn that begins
-//! among the anchors stays with them. Rows outside turns are evicted one by one, by age, in the same order. Rows that are
-//! too old ([`LayerView::min_position`]) take the rest of their turn along.
+//! turn that is neither protected nor recent, all of it, until the cap is met. Rows outside turns are evicted one by one, by
+//! age, in the same order. Rows that are too old ([`LayerView::min_position`]) take the rest of their turn along.
+//!
+//! Where no such turn is left and the cap is not met, a turn that has ended leaves as far as it is evictable: one that begins
+//! among the anchors leaves its beginning there, one that ends among the recent blocks leaves the rest a little later. Only
+//! the turn under way, or one that is longer than all rows, loses single rows, the oldest first.
 //!
 //! A layer may end below its cap by as much as the last evicted turn.
 //!
@@ -20,10 +23,20 @@ pub struct TurnsParams {
 }
 
 impl Default for TurnsParams {
-    /// A question and the beginning of its answer.
+    /// None but the blocks that are never evictable: a turn that ends shortly before them can leave as a whole.
     fn default() -> TurnsParams {
-        TurnsParams { recent: 128 }
+        TurnsParams { recent: 0 }
     }
+}
+
+/// What leaves together, in the order in which it is tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// Whole turns, and rows outside of them.
+    Whole,
+    /// All evictable rows of a turn that has ended.
+    Ended,
+    Rows,
 }
 
 /// See [`super::rows::RowPolicy::choose`].
@@ -31,32 +44,58 @@ pub fn choose(view: &LayerView<'_>, rows: &mut [KvRow], params: &TurnsParams) ->
     let free = partition(rows, |row| !row.protected);
     let rows = &mut rows[..free];
     rows.sort_unstable_by_key(|row| row.position);
-    let mut leave = 0;
-    let mut at = 0;
-    // Turn by turn, or row by row outside turns.
-    while at < rows.len() {
-        let first = rows[at].position;
-        let span = annotations::at(view.annotations, first);
-        let (start, end) = span.map_or((first, first + 1), |span| (span.start, span.end));
-        let len = rows[at..].partition_point(|row| row.position < end);
-        let is_whole = span.is_none_or(|span| is_evictable(view, span));
-        let may = is_whole && !view.is_recent(params.recent, end - 1);
-        let wanted = leave < view.excess() || start < view.min_position;
-        // A turn that stays as a whole still loses what is too old.
-        let too_old = rows[at..at + len].partition_point(|row| row.position < view.min_position);
-        let leaving = if may && wanted { len } else { too_old };
-        for (i, row) in rows[at..at + len].iter_mut().enumerate() {
-            row.worth = if i < leaving { 0.0 } else { 1.0 };
-        }
-        leave += leaving;
-        at += len;
+    let mut leave = rows.partition_point(|row| row.position < view.min_position);
+    for (i, row) in rows.iter_mut().enumerate() {
+        row.worth = if i < leave { LEAVES } else { STAYS };
     }
-    partition(rows, |row| row.worth == 0.0)
+    for round in [Round::Whole, Round::Ended, Round::Rows] {
+        let mut at = 0;
+        while at < rows.len() {
+            let first = rows[at].position;
+            let span = annotations::at(view.annotations, first).filter(|_| round != Round::Rows);
+            let end = span.map_or(first + 1, |span| span.end);
+            let len = rows[at..].partition_point(|row| row.position < end);
+            let group = &mut rows[at..at + len];
+            at += len;
+            let may = match span {
+                Some(span) => may_leave(view, span, round, params),
+                None => true,
+            };
+            let takes_along = round == Round::Whole
+                && span.is_some_and(|s| s.start < view.min_position || is_remnant(view, s, first));
+            if !may || leave >= view.excess() && !takes_along {
+                continue;
+            }
+            for row in group {
+                if row.worth == STAYS && !view.is_recent(params.recent, row.position) {
+                    row.worth = LEAVES;
+                    leave += 1;
+                }
+            }
+        }
+    }
+    partition(rows, |row| row.worth == LEAVES)
 }
 
-/// Whether the whole turn can be evicted.
-fn is_evictable(view: &LayerView<'_>, span: &Annotation) -> bool {
-    !span.protected && span.start >= view.evictable.start && span.end <= view.evictable.end
+const LEAVES: f32 = 0.0;
+const STAYS: f32 = 1.0;
+
+fn may_leave(view: &LayerView<'_>, span: &Annotation, round: Round, params: &TurnsParams) -> bool {
+    !span.protected
+        && match round {
+            Round::Whole => {
+                let is_inside =
+                    span.start >= view.evictable.start && span.end <= view.evictable.end;
+                is_inside && !view.is_recent(params.recent, span.end - 1)
+            }
+            _ => span.end <= view.position,
+        }
+}
+
+/// Whether a turn has left but for rows that were among the recent blocks then. `first` is the first one it has.
+fn is_remnant(view: &LayerView<'_>, span: &Annotation, first: u64) -> bool {
+    let recent = view.position.saturating_sub(view.evictable.end);
+    span.start < first && span.end - first <= recent
 }
 
 #[cfg(test)]
@@ -111,9 +150,55 @@ mod tests {
         assert_eq!(gone(559, 0), (120..290).collect::<Vec<_>>());
         // Single rows between turns; the last turn reaches into the recent tokens and past the evictable ones.
         assert_eq!(gone(465, 0), (120..295).collect::<Vec<_>>());
-        assert_eq!(gone(0, 0), (120..300).collect::<Vec<_>>());
+        assert_eq!(gone(460, 0), (120..300).collect::<Vec<_>>());
+        // No whole turn is left: what is behind the anchors, then what is before the recent blocks.
+        let behind = || (64..80).chain(120..300);
+        assert_eq!(gone(459, 0), behind().collect::<Vec<_>>());
+        assert_eq!(gone(444, 0), behind().collect::<Vec<_>>());
+        assert_eq!(gone(443, 0), behind().chain(300..512).collect::<Vec<_>>());
+        assert_eq!(gone(0, 0), behind().chain(300..512).collect::<Vec<_>>());
         // A row that is too old takes its turn along; of a turn that stays, only what is too old.
         assert_eq!(gone(640, 121), (64..80).chain(120..200).collect::<Vec<_>>());
         assert_eq!(gone(640, 320).last(), Some(&319));
+    }
+
+    #[test]
+    fn a_turn_under_way_loses_single_rows_and_a_rest_follows_its_turn() {
+        let rows: Vec<KvRow> = (32..224).map(|p| row(p, 1, 1.0)).collect();
+        let gone = |spans: &[Annotation], rows: &[KvRow], max_rows| {
+            let view = LayerView {
+                position: 320,
+                rows: 128 + rows.len(),
+                max_rows,
+                evictable: 32..224,
+                annotations: spans,
+                ..view()
+            };
+            left(rows, |rows| choose(&view, rows, &TurnsParams::default()))
+        };
+        let whole = [
+            span(0, 32, true),
+            span(32, 100, false),
+            span(100, u64::MAX, false),
+        ];
+        assert_eq!(gone(&whole, &rows, 319), (32..100).collect::<Vec<_>>());
+        assert_eq!(gone(&whole, &rows, 250), (32..102).collect::<Vec<_>>());
+        // It ends among the recent blocks; then those are not recent any more.
+        let ended = [
+            span(0, 32, true),
+            span(32, 240, false),
+            span(240, u64::MAX, false),
+        ];
+        assert_eq!(gone(&ended, &rows, 319), (32..224).collect::<Vec<_>>());
+        let rest = [
+            span(0, 32, true),
+            span(32, 200, false),
+            span(200, u64::MAX, false),
+        ];
+        assert_eq!(
+            gone(&rest, &rows[150..], 320),
+            (182..200).collect::<Vec<_>>()
+        );
+        assert!(gone(&rest, &rows[10..], 320).is_empty());
     }
 }

@@ -26,6 +26,7 @@ pub use evict::EvictionOutcome;
 pub use image::Image;
 pub use mapped::{ImageLayout, MappedImage};
 pub use report::{TokenRun, TokenState, Zone, ZoneBytes};
+pub use rows::KeptZone;
 pub use sequence::SequenceId;
 pub use step::{SequenceGrowth, Step};
 pub use storage::{SLAB_BYTES, StoreOptions};

@@ -109,6 +109,10 @@ impl Store {
             return Err(CacheError::BadSpan { start, end });
         }
         let annotations = &self.sequences.slots[index].annotations;
+        let same = annotations::at(annotations.list(), range.start);
+        if same.is_some_and(|a| (a.start..a.end) == range && a.protected == protected) {
+            return Ok(());
+        }
         let count = annotations.list().len();
         if count + 2 > ANNOTATIONS_MAX {
             return Err(CacheError::TooMany {
@@ -126,6 +130,22 @@ impl Store {
         Ok(())
     }
 
+    /// What stays of a layer whose annotations protect only positions from `from` on, and at most `max` of them, the first
+    /// ones.
+    pub fn kept_zone(
+        &self,
+        id: SequenceId,
+        anchors: u64,
+        from: u64,
+        max: u64,
+    ) -> CacheResult<KeptZone> {
+        let until = annotations::protected_until(self.annotations(id)?, from, max);
+        Ok(KeptZone {
+            anchors,
+            protected: from..until,
+        })
+    }
+
     /// The annotations, in order.
     pub fn annotations(&self, id: SequenceId) -> CacheResult<&[Annotation]> {
         Ok(self.sequences.get(id)?.annotations.list())
@@ -140,6 +160,18 @@ impl Store {
         anchors: u64,
         rows: &mut Vec<KvRow>,
     ) -> CacheResult {
+        self.evictable_rows_outside(id, layer, &KeptZone::behind(anchors), rows)
+    }
+
+    /// The same, with those protected that `kept` has.
+    pub fn evictable_rows_outside(
+        &self,
+        id: SequenceId,
+        layer: usize,
+        kept: &KeptZone,
+        rows: &mut Vec<KvRow>,
+    ) -> CacheResult {
+        let anchors = kept.anchors;
         let table = self.table(id, layer)?;
         let sequence = self.sequences.get(id)?;
         rows.clear();
@@ -157,7 +189,7 @@ impl Store {
                     worth: 0.0,
                     entry: i as u32,
                     slot: slot as u8,
-                    protected: is_protected(sequence.annotations.list(), position),
+                    protected: kept.protects(sequence.annotations.list(), position),
                 }
             }));
         }
@@ -173,13 +205,31 @@ impl Store {
         anchors: u64,
         leave: &[KvRow],
     ) -> CacheResult<usize> {
+        self.evict_rows_outside(id, layer, &KeptZone::behind(anchors), leave)
+    }
+
+    /// The same of rows that [`Store::evictable_rows_outside`] returned.
+    pub fn evict_rows_outside(
+        &mut self,
+        id: SequenceId,
+        layer: usize,
+        kept: &KeptZone,
+        leave: &[KvRow],
+    ) -> CacheResult<usize> {
+        let anchors = kept.anchors;
         let ledger = self.ledger();
         let sequence = self.sequences.idle_mut(id)?;
         let storage = &mut self.storage;
         storage.layer(layer)?;
         let table = &mut sequence.tables[layer];
         let entries = evictable_entries(storage.zones, table, sequence.position, anchors);
-        let mut live = rows_left(table, &entries, sequence.annotations.list(), layer, leave)?;
+        let mut live = rows_left(
+            table,
+            &entries,
+            (sequence.annotations.list(), kept),
+            layer,
+            leave,
+        )?;
         if leave.is_empty() {
             return Ok(0);
         }
@@ -354,7 +404,7 @@ fn evictable_positions(zones: Zones, position: u64, anchors: u64) -> Range<u64> 
 fn rows_left(
     table: &BlockTable,
     entries: &Range<usize>,
-    annotations: &[Annotation],
+    (annotations, kept): (&[Annotation], &KeptZone),
     layer: usize,
     leave: &[KvRow],
 ) -> CacheResult<Vec<u32>> {
@@ -366,7 +416,7 @@ fn rows_left(
         let at = entry.checked_sub(entries.start);
         let bits = at.and_then(|at| live.get_mut(at));
         let bit = 1u32.checked_shl(u32::from(row.slot)).unwrap_or(0);
-        let stays = || is_protected(annotations, table.position(entry, row.slot.into()));
+        let stays = || kept.protects(annotations, table.position(entry, row.slot.into()));
         match bits {
             Some(bits) if *bits & bit != 0 && !stays() => *bits &= !bit,
             _ => return Err(not_evictable(layer, row)),
@@ -375,8 +425,29 @@ fn rows_left(
     Ok(live)
 }
 
-fn is_protected(list: &[Annotation], position: u64) -> bool {
-    annotations::at(list, position).is_some_and(|annotation| annotation.protected)
+/// What a layer keeps whatever a policy chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptZone {
+    /// First tokens.
+    pub anchors: u64,
+    /// Positions in which annotations protect rows.
+    pub protected: Range<u64>,
+}
+
+impl KeptZone {
+    /// The first tokens, and everything that is protected.
+    pub fn behind(anchors: u64) -> KeptZone {
+        KeptZone {
+            anchors,
+            protected: 0..u64::MAX,
+        }
+    }
+
+    fn protects(&self, list: &[Annotation], position: u64) -> bool {
+        let is_protected = |annotation: &Annotation| annotation.protected;
+        self.protected.contains(&position)
+            && annotations::at(list, position).is_some_and(is_protected)
+    }
 }
 
 fn check_room(layer: usize, shape: KvShape, rows: usize, found: usize) -> CacheResult {

@@ -191,10 +191,19 @@ pub enum Depth {
 
 impl Depth {
     /// The last tokens of the text, for which damage is followed to the logits; fewer where one trial a layer must do.
-    const fn last(self) -> usize {
+    pub(crate) const fn last(self) -> usize {
         match self {
             Depth::Full => 4 * BLOCK_SLOTS,
             _ => 2 * BLOCK_SLOTS,
+        }
+    }
+
+    /// Outputs of a layer that are followed.
+    pub(crate) const fn outputs(self) -> usize {
+        match self {
+            Depth::Full => 2 * CODECS.len(),
+            Depth::Scaled => 1,
+            Depth::Local => 0,
         }
     }
 
@@ -348,6 +357,9 @@ enum Side {
     Keys,
     Values,
 }
+
+/// Ways to store a layer that are evaluated at most.
+pub(crate) const VARIANTS: usize = 1 + 2 * (CODECS.len() - 1) + SHARES.len();
 
 /// A way to store the layer.
 #[derive(Clone, Copy)]

@@ -10,15 +10,17 @@ use super::bounds::BoundsError;
 use super::error::RuntimeError;
 use super::options::{Policy, Retention, RuntimeOptions};
 use super::plan::{self, ComputeSetting};
-use crate::kv_quality::probe::{self, Probe};
+use crate::kv_quality::calibrate;
+use crate::kv_quality::probe::{self, Depth, Probe};
 use crate::model::kv::KvOptions;
-use crate::model::{Config, Model};
+use crate::model::{Config, LayerConfig, Model};
 use haversack_cache::policy::adaptive::{
     Allotment, AllotmentPlan, allot, allot_rows, form_name, rows_bytes,
 };
 use haversack_cache::{CannotFit, LayerShape, Zones};
 use haversack_kernels::attention::BLOCK_SLOTS;
-use haversack_kernels::format::kv::Codec;
+use haversack_kernels::format::kv::{Codec, KvForm};
+use haversack_memory::HeapBudget;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -60,13 +62,79 @@ pub fn resolve(
     model: &Arc<Model>,
     options: &RuntimeOptions,
 ) -> Result<RuntimeOptions, RuntimeError> {
-    let wanted = options.retention.adaptive;
-    let dir = options.cache_dir.as_deref();
-    let go_on = &mut |_| ControlFlow::Continue(());
-    let found = probe::load_or_measure(model, options.threads, wanted.depth, dir, go_on);
-    let found = found.map_err(RuntimeError::Measurement)?;
-    let probe = found.unwrap_or_else(|| unreachable!("`go_on` does not stop it"));
+    let depth = options.retention.adaptive.depth;
+    let found = load_or_measure(model, options, depth, &mut |_| ControlFlow::Continue(()))?;
+    let probe = found.unwrap_or_else(|| unreachable!("nothing stops it"));
     Ok(with_probe(model.config(), options, &probe)?)
+}
+
+/// A probe that was saved, or a new one if the budget has room for measuring it: see [`probe::load_or_measure`].
+pub fn load_or_measure(
+    model: &Arc<Model>,
+    options: &RuntimeOptions,
+    depth: Depth,
+    tell: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Option<Probe>, RuntimeError> {
+    check_probe(model, options, depth)?;
+    let (threads, dir) = (options.threads, options.cache_dir.as_deref());
+    probe::load_or_measure(model, threads, depth, dir, tell).map_err(RuntimeError::Measurement)
+}
+
+/// Refuses a probe that has to be measured and does not fit the budget.
+pub fn check_probe(
+    model: &Model,
+    options: &RuntimeOptions,
+    depth: Depth,
+) -> Result<(), RuntimeError> {
+    let dir = options.cache_dir.as_deref();
+    let is_saved = dir.is_some_and(|dir| probe::is_saved(model, dir, depth));
+    let weights_bytes = model.weights().bytes_per_token() as u64;
+    let is_typical = calibrate::tokens_affordable(weights_bytes).is_none();
+    let Some(budget) = options.budget_bytes.filter(|_| !is_saved && !is_typical) else {
+        return Ok(());
+    };
+    let needed = probe_bytes(model.config(), options.threads, depth);
+    // The heap of a first request is beside the budget, and no request runs yet.
+    let needed = needed.saturating_sub(HeapBudget::WORKING_BYTES);
+    match needed > budget {
+        true => Err(RuntimeError::Probe { needed, budget }),
+        false => Ok(()),
+    }
+}
+
+/// What a probe takes at most: the text in f16 and the scratch of reading it in one step, or of its last tokens with all
+/// their logits; two layers as they were captured, and one of them in every variant; what is kept of each layer.
+pub fn probe_bytes(config: &Config, threads: usize, depth: Depth) -> usize {
+    let (tokens, last) = (probe::TOKENS.min(config.context), depth.last());
+    let floats = |count: usize| count.saturating_mul(size_of::<f32>());
+    let setting = ComputeSetting {
+        threads,
+        int8: false,
+        chunk: tokens,
+        noting: None,
+        guarded: false,
+    };
+    let exact = KvOptions::plain(KvForm::F16);
+    let kv = plan::needs(config, &exact, setting, tokens);
+    let width = |layer: &LayerConfig| {
+        (
+            layer.heads * layer.head_dim,
+            layer.kv_heads * layer.head_dim,
+        )
+    };
+    let captured = |layer| {
+        let (wide, narrow) = width(layer);
+        floats(tokens * (wide + 2 * narrow + config.dim))
+    };
+    let captured = config.layers.iter().map(captured).max().unwrap_or(0);
+    let variant = plan::full_bytes(config, tokens) as usize / config.layers.len().max(1);
+    let kept = |layer| floats(last * (config.dim + depth.outputs() * width(layer).0));
+    let kept: usize = config.layers.iter().map(kept).sum();
+    // In the scratch, and as the truth.
+    let logits = floats(2 * last * config.vocab);
+    [2 * captured, probe::VARIANTS * variant, kept, logits]
+        .into_iter()
+        .fold(kv.total(), usize::saturating_add)
 }
 
 /// The same with a given probe.

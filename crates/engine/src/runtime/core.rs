@@ -22,8 +22,8 @@ use crate::step::runner::{ModelRunner, StepMode};
 use crate::step::sequence::{RetentionState, SequenceState, Sequences};
 use crate::step::{LogitRows, StepSpan};
 use haversack_cache::{
-    CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage, PositionMode,
-    SequenceId, SequenceStats, Store, StoreOptions, with_room,
+    Annotation, CacheError, EvictionOutcome, Image, KvRow, LayerShape, Ledger, MappedImage,
+    PositionMode, SequenceId, SequenceStats, Store, StoreOptions, with_room,
 };
 use haversack_kernels::format::kv::Rotation;
 use haversack_kernels::format::kv::error_feedback::ErrorFeedback;
@@ -233,6 +233,15 @@ impl Runtime {
         let positions = self.rules.options.positions.in_store();
         self.runner.store.set_positions(id, positions)?;
         Ok(id)
+    }
+
+    /// Gives parts of a sequence a meaning for policies that choose rows: see [`Store::annotate`]. Tokens may follow later.
+    pub fn annotate(&mut self, id: SequenceId, annotations: &[Annotation]) -> StepResult {
+        for of in annotations {
+            let range = of.start..of.end;
+            self.runner.store.annotate(id, range, of.protected)?;
+        }
+        Ok(())
     }
 
     /// Makes room for the list of `rows` candidates for eviction, and charges it.

@@ -67,6 +67,10 @@ pub enum RuntimeError {
     Params(#[from] ParamsError),
     #[error("measuring the model: {0}")]
     Measurement(CacheError),
+    #[error(
+        "measuring how sensitive each layer is, which is done once, takes {needed} bytes; the budget is {budget}, accepted: at least {needed}, or a measurement that was saved"
+    )]
+    Probe { needed: usize, budget: usize },
     #[error(transparent)]
     Cache(#[from] CacheError),
 }

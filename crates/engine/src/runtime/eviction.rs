@@ -118,6 +118,8 @@ impl Evictor {
         // Past the trained context the oldest leave whatever they are worth, and the anchors close up.
         let past = (position + BLOCK_SLOTS as u64).saturating_sub(rules.context as u64);
         let past = past.next_multiple_of(BLOCK_SLOTS as u64);
+        let protection = Protection::new(runner, rules, id, anchors, rows_max)?;
+        let anchors = protection.anchors;
         let first = anchors.next_multiple_of(BLOCK_SLOTS as u64);
         let oldest = if past > 0 { first + past } else { 0 };
         let used = budget_used(runner, rules);
@@ -129,7 +131,9 @@ impl Evictor {
                 continue;
             }
             let (store, candidates) = (&runner.store, &mut self.candidates);
-            store.evictable_rows(id, layer, anchors, candidates)?;
+            let protected = protection.rows_of_layer(rows_max);
+            let kept = store.kept_zone(id, anchors, first.max(oldest), protected)?;
+            store.evictable_rows_outside(id, layer, &kept, candidates)?;
             let limits = EvictionLimits {
                 layer,
                 anchors,
@@ -140,7 +144,7 @@ impl Evictor {
             let leave = self.choose(runner, id, policy, &limits, words.as_mut())?;
             log::debug!("position {position}: {leave} of {rows} rows leave layer {layer}");
             let (store, leave) = (&mut runner.store, &self.candidates[..leave]);
-            store.evict_rows(id, layer, anchors, leave)?;
+            store.evict_rows_outside(id, layer, &kept, leave)?;
         }
         if let Some(guard) = &mut self.guard {
             let kl = guard.settle();
@@ -187,6 +191,8 @@ impl Evictor {
         let candidates = &mut self.candidates;
         let mut leave = policy.choose(&view, candidates);
         if leave > 0
+            // Turns leave as a whole.
+            && !matches!(policy, RowPolicy::Turns(_))
             && let Some(guard) = &mut self.guard
             && let Some(stands_for) = guard.stands_for(layer, view.position, policy.has_threshold())
         {
@@ -233,6 +239,56 @@ impl Evictor {
             words.add(policy, &view, &self.candidates[..leave]);
         }
         Ok(leave)
+    }
+}
+
+/// How many annotated rows stay whatever they are worth. They take at most a quarter of the rows of a layer, and never so
+/// many that the recent ones would not fit: a layer keeps to its limit.
+struct Protection {
+    /// First tokens that are never evicted: those of the retention, and what the sequence opens with.
+    anchors: u64,
+    /// Of these the rows beyond those of the retention.
+    opening: usize,
+    /// The blocks of the retention's anchors, and those that are recent.
+    fixed: [usize; 2],
+}
+
+impl Protection {
+    /// A protected annotation of the first tokens makes their whole blocks anchors, in all layers alike, so that they stay
+    /// beyond the trained context too.
+    fn new(
+        runner: &ModelRunner,
+        rules: &RetentionRules,
+        id: SequenceId,
+        anchors: u64,
+        rows_max: &dyn Fn(usize) -> usize,
+    ) -> StepResult<Protection> {
+        let slots = BLOCK_SLOTS as u64;
+        let first = anchors.next_multiple_of(slots);
+        let recent = (rules.zones.recent_blocks() + 2) * slots;
+        let mut found = Protection {
+            anchors,
+            opening: 0,
+            fixed: [first as usize, recent as usize],
+        };
+        let opening = runner.store.annotations(id)?.first();
+        if let Some(opening) = opening.filter(|a| a.protected && a.start == 0) {
+            let layers = rules.layers.iter().enumerate();
+            let layers = layers.filter(|(_, layer)| layer.window.is_none());
+            let rows = layers.map(|(layer, _)| found.rows_of_layer(rows_max(layer)));
+            let end = opening.end.min(first + rows.min().unwrap_or(0));
+            found.anchors = anchors.max(end / slots * slots);
+            found.opening = (found.anchors.next_multiple_of(slots) - first) as usize;
+        }
+        Ok(found)
+    }
+
+    /// Of a layer that keeps `rows_max` rows, beside the opening.
+    fn rows_of_layer(&self, rows_max: usize) -> u64 {
+        let [anchors, recent] = self.fixed;
+        let room = rows_max.saturating_sub(anchors + recent.max(rows_max / 2));
+        let protected = room.min(rows_max / 4);
+        protected.saturating_sub(self.opening) as u64
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::core::Runtime;
 use super::error::StepResult;
-use super::options::noting_by;
+use super::options::{RowPolicy, noting_by};
 use super::plan::{self, ComputeSetting};
 use super::retention::SequenceRetention;
 use crate::model::kv::KvOptions;
@@ -23,9 +23,9 @@ impl Runtime {
         Ok(tokens.min(self.rules.rows_of(&state)))
     }
 
-    /// Whether rows of such a sequence are evicted one by one, so that its attention is counted.
-    pub fn counts_attention(&self, retention: SequenceRetention) -> StepResult<bool> {
-        Ok(self.rules.state(retention)?.policy.is_some())
+    /// How rows of such a sequence are chosen, where they are evicted one by one and its attention is counted.
+    pub fn row_policy(&self, retention: SequenceRetention) -> StepResult<Option<RowPolicy>> {
+        Ok(self.rules.state(retention)?.policy)
     }
 
     /// Bytes that a sequence of `rows` rows holds at most, a step that reads a block included.

@@ -130,11 +130,15 @@ impl RetentionRules {
             return Err(StepError::NarrowWindow { window, min });
         }
         let policy = match by {
-            // Tiers look at how full the budget is, which other requests fill; turns need boundaries that no request gives.
-            Policy::Heavy | Policy::Snap | Policy::Adaptive if self.options.policy == by => {
+            // Tiers look at how full the budget is, which other requests fill.
+            Policy::Heavy | Policy::Snap | Policy::Turns | Policy::Adaptive
+                if self.options.policy == by =>
+            {
                 self.options.rows()
             }
-            Policy::Heavy | Policy::Snap | Policy::Adaptive => Retention::by(by).rows(),
+            Policy::Heavy | Policy::Snap | Policy::Turns | Policy::Adaptive => {
+                Retention::by(by).rows()
+            }
             _ => {
                 let policy = by.name();
                 return Err(StepError::PolicyPerSequence { policy });
