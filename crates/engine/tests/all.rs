@@ -16,4 +16,5 @@ mod guard;
 mod hide;
 mod not_a_number;
 mod sample;
+mod samplers;
 mod shifts;

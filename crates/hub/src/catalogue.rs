@@ -1,6 +1,7 @@
 //! The models known by name, from `catalogue.toml`, which is part of the binary.
 
 use serde::Deserialize;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -23,9 +24,22 @@ pub struct CatalogueModel {
     pub licence: String,
     /// A sentence the licence asks to be shown.
     pub notice: Option<String>,
+    /// How the model's makers say that it is best sampled.
+    pub sampling: Option<CatalogueSampling>,
     /// The first file is the model; others belong beside it.
     #[serde(rename = "file")]
     pub files: Vec<CatalogueFile>,
+}
+
+/// Values that are left out are no business of this model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CatalogueSampling {
+    pub temperature: Option<f32>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -100,6 +114,12 @@ impl Catalogue {
         names.collect::<Vec<_>>().join(", ")
     }
 
+    /// How the model whose file is called like `path` is best sampled, if there is one and it says so.
+    pub fn sampling_of(&self, path: &Path) -> Option<CatalogueSampling> {
+        let model = self.models.iter().find(|m| m.has_file_named(path))?;
+        model.sampling
+    }
+
     /// The entry whose file is called like `path`, if there is one.
     pub fn file_named(&self, path: &Path) -> Option<&CatalogueFile> {
         let name = path.file_name()?;
@@ -109,6 +129,13 @@ impl Catalogue {
 }
 
 impl CatalogueModel {
+    /// Whether one of its files is called like `path`, or was before it was packed.
+    fn has_file_named(&self, path: &Path) -> bool {
+        let stem = |path: &Path| path.file_stem().map(OsStr::to_owned);
+        let mut files = self.files.iter();
+        files.any(|file| stem(Path::new(&file.name)) == stem(path))
+    }
+
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -129,6 +156,10 @@ mod tests {
                 assert!(names.insert(name.to_lowercase()), "{name} twice");
             }
             assert!(!model.files.is_empty());
+            let of = model.sampling.unwrap_or_default();
+            assert!(of.temperature.is_none_or(|t| (0.0..=2.0).contains(&t)));
+            let shares = [of.top_p, of.min_p].into_iter().flatten();
+            assert!(shares.into_iter().all(|p| (0.0..=1.0).contains(&p)));
             for file in &model.files {
                 assert!(names.insert(file.name.clone()), "{} twice", file.name);
                 assert!(

@@ -6,7 +6,8 @@ use super::error::{LoadError, LoadResult};
 use super::pack::{PackError, PackSource};
 use super::residence::Residence;
 use super::weights::Weights;
-use super::{fingerprint, pack};
+use super::{fingerprint, pack, sampling};
+use crate::sample::{SampleOptions, SamplingValues, effective};
 use haversack_gguf::Gguf;
 use haversack_kernels::threads::ThreadPool;
 use haversack_memory::FileMap;
@@ -34,6 +35,8 @@ pub struct LoadOptions {
     pub repack: Repack,
     pub residence: Residence,
     pub threads: usize,
+    /// How the model is best sampled, where its file does not say so.
+    pub sampling: SamplingValues,
 }
 
 pub struct Model {
@@ -42,6 +45,7 @@ pub struct Model {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     fingerprint: blake3::Hash,
+    sampling: SamplingValues,
 }
 
 impl Model {
@@ -83,6 +87,7 @@ impl Model {
             Err(e) => ChatTemplate::unusable(&e.to_string()),
         };
         let fingerprint = fingerprint::fingerprint(&gguf);
+        let sampling = sampling::from_metadata(&gguf).or(&options.sampling);
         if !is_packed {
             content::refuse_zeros(&gguf)?;
         }
@@ -105,6 +110,7 @@ impl Model {
             tokenizer,
             template,
             fingerprint,
+            sampling,
         })
     }
 
@@ -181,6 +187,17 @@ impl Model {
 
     pub fn fingerprint(&self) -> blake3::Hash {
         self.fingerprint
+    }
+
+    /// How the model is best sampled: what its file says, then what it was loaded with. Most files say nothing.
+    pub fn sampling(&self) -> &SamplingValues {
+        &self.sampling
+    }
+
+    /// How `chat` and the server sample answers of this model where nothing is requested. The library's own default is
+    /// greedy.
+    pub fn sampling_defaults(&self) -> SampleOptions {
+        effective(&SamplingValues::default(), &self.sampling)
     }
 }
 

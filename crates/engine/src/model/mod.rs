@@ -12,6 +12,7 @@ pub mod pack;
 pub mod packing;
 pub mod residence;
 pub mod rope;
+mod sampling;
 pub mod weights;
 
 pub use config::{Activation, Arch, Config, LayerConfig};

@@ -5,6 +5,7 @@
 
 use super::core::Runtime;
 use super::error::StepError;
+use super::repetition::RepetitionDetector;
 use crate::sample::{SampleError, Sampler};
 use haversack_cache::SequenceId;
 use haversack_text::detokenize::{DetokenizeOptions, Detokenizer};
@@ -19,6 +20,8 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Go on when the model ends its answer.
     pub ignore_end: bool,
+    /// End an answer that has fallen into a loop ([`Finish::Repetition`]); never with `ignore_end`.
+    pub stop_repetition: bool,
 }
 
 /// Why a completion ended.
@@ -26,6 +29,8 @@ pub struct GenerateOptions {
 pub enum Finish {
     /// The model ended its answer, or a stop string appeared.
     Stop,
+    /// The answer repeated itself and was ended: a stop that neither the model nor the caller asked for.
+    Repetition,
     /// The token limit or the context ended it.
     Length,
     Cancelled,
@@ -34,10 +39,15 @@ pub enum Finish {
 impl Finish {
     pub fn name(self) -> &'static str {
         match self {
-            Finish::Stop => "stop",
+            Finish::Stop | Finish::Repetition => "stop",
             Finish::Length => "length",
             Finish::Cancelled => "cancelled",
         }
+    }
+
+    /// What stopped the answer, where it was neither the model nor a stop string.
+    pub fn stopped_by(self) -> Option<&'static str> {
+        (self == Finish::Repetition).then_some("repetition")
     }
 }
 
@@ -62,6 +72,8 @@ pub struct Completion {
     /// Tokens to sample at most.
     limit: Option<usize>,
     ignores_end: bool,
+    /// Where a loop ends the answer.
+    repetition: Option<Box<RepetitionDetector>>,
     stops: Stops,
     detokenizer: Detokenizer,
     text: String,
@@ -123,6 +135,7 @@ impl Completion {
             read: 0,
             limit,
             ignores_end: options.ignore_end,
+            repetition: (options.stop_repetition && !options.ignore_end).then(Box::default),
             stops,
             detokenizer: Detokenizer::new(DetokenizeOptions::default()),
             text: String::new(),
@@ -194,7 +207,7 @@ impl Completion {
         logits: &[f32],
     ) -> Result<Sampled<'_>, SampleError> {
         debug_assert!(self.finish.is_none() && self.pending().is_empty());
-        let id = sampler.sample(logits, &self.history)?;
+        let id = sampler.sample_text(logits, &self.history, Some(tokenizer))?;
         self.history.push(id);
         let ended = tokenizer.is_end(id) && !self.ignores_end;
         let mut piece = String::new();
@@ -205,6 +218,8 @@ impl Completion {
         let stopped = self.stops.push(&piece, &mut self.text);
         if ended || stopped {
             self.finish = Some(Finish::Stop);
+        } else if self.repetition.as_mut().is_some_and(|r| r.push(id)) {
+            self.finish = Some(Finish::Repetition);
         } else if self.limit.is_some_and(|max| self.sampled().len() >= max) {
             self.finish = Some(Finish::Length);
         }

@@ -14,6 +14,7 @@ mod guard_tests;
 pub mod options;
 pub mod perplexity;
 pub mod plan;
+mod repetition;
 mod report;
 mod retention;
 pub mod score;

@@ -3,144 +3,42 @@
 //! The chain, always in this order (documented because the order changes the text):
 //!
 //! ```text
-//! logits ─► constraint ─► bias ─► repetition, frequency, presence penalties ─► greedy if temperature = 0
-//!        ─► top-k ─► temperature ─► softmax ─► top-p ─► min-p ─► one draw
+//! logits ─► constraint ─► bias ─► repetition, frequency, presence penalties ─► DRY ─► greedy if temperature = 0
+//!        ─► top-n-sigma ─► top-k ─► temperature ─► softmax ─► typical-p ─► top-p ─► min-p ─► XTC ─► one draw
 //! ```
 //!
-//! Dividing by a temperature does not change an order, so top-k before or after it is the same set; top-p and
-//! min-p see the tempered distribution of the top-k set, renormalised. Ties go to the lowest id everywhere.
+//! Dividing by a temperature does not change an order, so top-k before or after it is the same set; what follows the
+//! softmax sees the tempered distribution of what is left, renormalised. Ties go to the lowest id everywhere.
 //!
-//! A sampler owns its generator and its scratch: one draw per sampled token and none when greedy, so the
-//! same seed always gives the same text, and no allocation after the first token of a vocabulary. A NaN is an error, as
-//! is a distribution in which no token is possible.
+//! A sampler owns its generator and its scratch: one draw per sampled token and none when greedy, and one more before it
+//! where XTC is on; so the same seed always gives the same text, and no allocation after the first token of a vocabulary
+//! (DRY: after the first repetitions of a length). A NaN is an error, as is a distribution in which no token is possible.
+//!
+//! [`SampleOptions`] says how tokens are sampled; [`SamplingValues`] is the same with values left out, and [`effective`]
+//! decides what they are then.
 
+mod candidate;
 mod constraint;
+mod dry;
 mod error;
 mod exp;
+mod options;
 mod rng;
 mod score;
+mod truncate;
+mod values;
 
 pub use constraint::{Constraint, ConstraintError};
 pub use error::{LOGIT_BIAS_MAX, SampleError};
+pub use options::{DRY_LAST_N_MAX, DryOptions, PENALTY_LAST_N_MAX, SampleOptions, XtcOptions};
 pub use score::{kl_divergence, logprob_of, logprobs_top};
+pub use values::{DryValues, SamplingValues, effective};
 
+use candidate::{Candidate, likelier};
+use dry::Dry;
 use exp::exp_nonpositive;
+use haversack_text::tokenizer::Tokenizer;
 use rng::Rng;
-use std::cmp::Ordering;
-use std::ops::RangeInclusive;
-
-/// Tokens of the penalties' window at most.
-pub const PENALTY_LAST_N_MAX: usize = 1 << 20;
-
-/// How tokens are sampled; the default is greedy without penalties.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SampleOptions {
-    /// 0 takes the likeliest token; accepted 0 to 100.
-    pub temperature: f32,
-    /// Keep the `k` likeliest; 0 keeps all.
-    pub top_k: usize,
-    /// Keep the smallest set of likeliest tokens with at least this probability; 1 keeps all; above 0 to 1.
-    pub top_p: f32,
-    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all; 0 to 1.
-    pub min_p: f32,
-    /// A positive logit of a seen token is divided by it, a negative one multiplied; 1 is off; above 0 to 100.
-    pub repetition_penalty: f32,
-    /// Subtracted once from a seen token; -100 to 100.
-    pub presence_penalty: f32,
-    /// Subtracted once per occurrence; -100 to 100.
-    pub frequency_penalty: f32,
-    /// How many of the last tokens count as seen; 0 is off.
-    pub penalty_last_n: usize,
-    /// Added to single logits, entries of one token add up; -100 forbids a token in practice, minus infinity strictly.
-    pub logit_bias: Vec<(u32, f32)>,
-    pub seed: u64,
-}
-
-impl Default for SampleOptions {
-    fn default() -> Self {
-        SampleOptions {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            penalty_last_n: 64,
-            logit_bias: Vec::new(),
-            seed: 0,
-        }
-    }
-}
-
-impl SampleOptions {
-    pub fn check(&self) -> Result<(), SampleError> {
-        let within = |option, value: f64, good: bool, range| match good {
-            true => Ok(()),
-            false => Err(SampleError::Option {
-                option,
-                value,
-                range,
-            }),
-        };
-        // NaN is in no range.
-        let check = |option, value: f32, accepted: RangeInclusive<f32>, range| {
-            within(option, f64::from(value), accepted.contains(&value), range)
-        };
-        // The smallest number above 0.
-        let above_0 = f32::from_bits(1);
-        let signed = -100.0..=100.0;
-        check("temperature", self.temperature, 0.0..=100.0, "0 to 100")?;
-        check("top_p", self.top_p, above_0..=1.0, "above 0, up to 1")?;
-        check("min_p", self.min_p, 0.0..=1.0, "0 to 1")?;
-        let (penalty, range) = (self.repetition_penalty, "above 0, up to 100");
-        check("repetition_penalty", penalty, above_0..=100.0, range)?;
-        for (option, value) in [
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ] {
-            check(option, value, signed.clone(), "-100 to 100")?;
-        }
-        let last_n = self.penalty_last_n;
-        let good = last_n <= PENALTY_LAST_N_MAX;
-        within("penalty_last_n", last_n as f64, good, "0 to 1048576")?;
-        if self.logit_bias.len() > LOGIT_BIAS_MAX {
-            return Err(SampleError::BiasCount(self.logit_bias.len()));
-        }
-        for &(_, bias) in &self.logit_bias {
-            let good = signed.contains(&bias) || bias == f32::NEG_INFINITY;
-            let range = "-100 to 100, or minus infinity";
-            within("logit_bias", f64::from(bias), good, range)?;
-        }
-        Ok(())
-    }
-
-    /// Whether logits change before a token is chosen.
-    fn adjusts(&self) -> bool {
-        !self.logit_bias.is_empty() || self.penalises()
-    }
-
-    fn penalises(&self) -> bool {
-        self.penalty_last_n > 0
-            && (self.repetition_penalty != 1.0
-                || self.presence_penalty != 0.0
-                || self.frequency_penalty != 0.0)
-    }
-}
-
-/// A token that may still be drawn; its probability is not normalised.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    id: u32,
-    logit: f32,
-    weight: f32,
-}
-
-/// Likeliest first, ties by id. Logits are never NaN here.
-fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
-    let by_logit = b.logit.partial_cmp(&a.logit);
-    by_logit.unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
-}
 
 #[derive(Debug, Clone)]
 pub struct Sampler {
@@ -158,6 +56,7 @@ pub struct Sampler {
     /// Mass by class of weight, and the class in which a nucleus ends.
     masses: Vec<f64>,
     edge: Vec<Candidate>,
+    dry: Dry,
 }
 
 impl Sampler {
@@ -175,6 +74,7 @@ impl Sampler {
             blocks: Vec::new(),
             masses: Vec::new(),
             edge: Vec::new(),
+            dry: Dry::default(),
         })
     }
 
@@ -185,6 +85,16 @@ impl Sampler {
 
     /// The next token, given the logits of the vocabulary and the tokens before it, oldest first.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
+        self.sample_text(logits, history, None)
+    }
+
+    /// The same where the tokens' text is known: the sequence breakers of DRY are text.
+    pub fn sample_text(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<u32, SampleError> {
         if logits.is_empty() {
             return Err(SampleError::Empty);
         }
@@ -195,7 +105,7 @@ impl Sampler {
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
-        let result = self.within_constraint(&mut adjusted, history);
+        let result = self.within_constraint(&mut adjusted, history, tokenizer);
         self.adjusted = adjusted;
         result
     }
@@ -204,13 +114,14 @@ impl Sampler {
         &mut self,
         logits: &mut [f32],
         history: &[u32],
+        tokenizer: Option<&Tokenizer>,
     ) -> Result<u32, SampleError> {
         let Some(mut constraint) = self.constraint.take() else {
-            return self.choose_adjusted(logits, history);
+            return self.choose_adjusted(logits, history, tokenizer);
         };
         let mut within = || -> Result<u32, SampleError> {
             constraint::apply(constraint.allowed()?, logits);
-            let chosen = self.choose_adjusted(logits, history)?;
+            let chosen = self.choose_adjusted(logits, history, tokenizer)?;
             constraint.take(chosen)?;
             Ok(chosen)
         };
@@ -219,8 +130,13 @@ impl Sampler {
         chosen
     }
 
-    /// After bias and penalties.
-    fn choose_adjusted(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, SampleError> {
+    /// After bias, penalties and what is cut off before top-k.
+    fn choose_adjusted(
+        &mut self,
+        logits: &mut [f32],
+        history: &[u32],
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<u32, SampleError> {
         let vocabulary = logits.len();
         for &(id, bias) in &self.options.logit_bias {
             let Some(logit) = logits.get_mut(id as usize) else {
@@ -230,6 +146,13 @@ impl Sampler {
         }
         if self.options.penalises() {
             self.penalise(logits, history);
+        }
+        if self.options.dry.is_on() {
+            self.dry
+                .penalise(&self.options.dry, logits, history, tokenizer);
+        }
+        if self.options.top_n_sigma > 0.0 && self.options.temperature > 0.0 {
+            truncate::sigma(logits, self.options.top_n_sigma);
         }
         self.choose(logits, greedy(logits)?)
     }
@@ -287,7 +210,13 @@ impl Sampler {
             .extend(self.weights.chunks(BLOCK).map(block_sum));
         let total: f64 = self.blocks.iter().sum();
         let (top_p, min_p) = (f64::from(self.options.top_p), self.options.min_p);
-        if top_p == 1.0 && min_p == 0.0 {
+        if self.options.typical_p < 1.0 {
+            // Its order is not that of the weights: the whole vocabulary is sorted.
+            self.gather_nucleus(logits, f64::INFINITY, f32::MIN_POSITIVE);
+            self.cut_candidates();
+            return self.draw_candidate();
+        }
+        if top_p == 1.0 && min_p == 0.0 && !self.options.xtc.is_on() {
             return self.draw_by_blocks(total);
         }
         let all = top_p == 1.0;
@@ -349,18 +278,32 @@ impl Sampler {
         for candidate in candidates.iter_mut() {
             candidate.weight = exp_nonpositive((candidate.logit - top) * inverse);
         }
-        if self.options.top_p < 1.0 {
-            let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
-            nucleus(candidates, f64::from(self.options.top_p) * total);
-        }
-        if self.options.min_p > 0.0 {
-            // The likeliest weighs exactly 1.
-            candidates.retain(|c| c.weight >= self.options.min_p);
-        }
+        self.cut_candidates();
         self.draw_candidate()
     }
 
+    /// Typical-p, top-p and min-p of candidates that are weighed.
+    fn cut_candidates(&mut self) {
+        let (options, candidates) = (&self.options, &mut self.candidates);
+        if options.typical_p < 1.0 {
+            truncate::typical(candidates, options.typical_p);
+        }
+        if options.top_p < 1.0 {
+            let total: f64 = candidates.iter().map(|c| f64::from(c.weight)).sum();
+            nucleus(candidates, f64::from(options.top_p) * total);
+        }
+        if options.min_p > 0.0 {
+            // The likeliest weighs exactly 1, unless it was not typical.
+            let top = candidates.iter().fold(0.0, |top: f32, c| top.max(c.weight));
+            candidates.retain(|c| c.weight >= options.min_p * top);
+        }
+    }
+
     fn draw_candidate(&mut self) -> Option<u32> {
+        let xtc = self.options.xtc;
+        if xtc.is_on() && self.rng.uniform() < f64::from(xtc.probability) {
+            truncate::exclude_top(&mut self.candidates, xtc.threshold);
+        }
         let total: f64 = self.candidates.iter().map(|c| f64::from(c.weight)).sum();
         let aim = self.rng.uniform() * total;
         let at = walk(aim, self.candidates.iter().map(|c| f64::from(c.weight)));
