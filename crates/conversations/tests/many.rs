@@ -6,8 +6,9 @@ use crate::common;
 use common::{Dice, SMOLLM2, load, packed_dir, real_model};
 use haversack_conversations::scheduler::{
     LongPrompt, Pace, Priority, Request, RequestEvent, RequestId, RequestKind, RowLimit, Scheduler,
-    SchedulerOptions, SubmitError,
+    SchedulerOptions, SubmitError, protection,
 };
+use haversack_conversations::session::Owner;
 use haversack_engine::kv_quality::probe::{self, Depth};
 use haversack_engine::runtime::completion::Completed;
 use haversack_engine::runtime::options::Guarding;
@@ -19,6 +20,7 @@ use haversack_engine::{
 };
 use haversack_memory::Reading;
 use haversack_testing::models::Spec;
+use haversack_text::chat::{MessageSpan, Speaker};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -91,6 +93,7 @@ fn request(dice: &mut Dice, ids: &[u32], alike: bool) -> Request {
         continues: false,
         // Wherever they are, no token depends on them.
         borders: vec![dice.roll(160), 33 + dice.roll(60)],
+        messages: Vec::new(),
     }
 }
 
@@ -270,6 +273,7 @@ fn a_heap_that_grows_empties_the_prefix_cache_and_holds_up_admission() {
             deadline: None,
             continues: false,
             borders: Vec::new(),
+            messages: Vec::new(),
         };
         scheduler.submit(request).unwrap()
     };
@@ -310,6 +314,55 @@ fn a_heap_that_grows_empties_the_prefix_cache_and_holds_up_admission() {
     // Alone, it is admitted and ends.
     let third = ask(&mut scheduler, 100);
     assert_eq!(finish(&mut scheduler)[&third].tokens.len(), 20);
+}
+
+/// An owner with many long prompts in the batch and in the queue: another one's prompt has a place at once and is read
+/// before theirs. Within one owner it would wait for all of them.
+#[test]
+fn one_owner_does_not_delay_another() {
+    let (_dir, spec, model) = tiny();
+    let ids = spec.ids(1000);
+    let steps_until_first_token = |owner: Owner| {
+        let options = SchedulerOptions {
+            batch: 4,
+            owner_batch: 3,
+            ..SchedulerOptions::default()
+        };
+        let mut scheduler = Scheduler::new(runtime(&model, None), options);
+        let submit = |scheduler: &mut Scheduler, owner: Owner, prompt: &[u32]| {
+            let mut request = Request {
+                owner: owner.user(0),
+                ..Request::completion(prompt.to_vec())
+            };
+            request.options.tokens_max = Some(2);
+            scheduler.submit(request).unwrap()
+        };
+        let many = Owner::new("many").unwrap();
+        for i in 0..8 {
+            submit(&mut scheduler, many, &ids[10 * i..][..500]);
+        }
+        let ignore = &mut |_: RequestId, _: RequestEvent<'_>| ControlFlow::Continue(());
+        for _ in 0..5 {
+            scheduler.step(Duration::ZERO, ignore).unwrap();
+        }
+        assert_eq!((scheduler.active(), scheduler.waiting()), (3, 5));
+        let mine = submit(&mut scheduler, owner, &ids[500..620]);
+        let mut steps = 0;
+        let mut has_token = false;
+        while !has_token {
+            let deliver = &mut |id: RequestId, event: RequestEvent<'_>| {
+                has_token |= id == mine && matches!(event, RequestEvent::Token { .. });
+                ControlFlow::Continue(())
+            };
+            scheduler.step(Duration::ZERO, deliver).unwrap();
+            steps += 1;
+        }
+        steps
+    };
+    let few = steps_until_first_token(Owner::new("few").unwrap());
+    // 120 tokens in portions of 64.
+    assert_eq!(few, 2);
+    assert!(steps_until_first_token(Owner::new("many").unwrap()) > 20);
 }
 
 /// Conversations that are sent whole each time: a cached beginning is not read again, prompts with the same beginning go on
@@ -1017,6 +1070,86 @@ fn rows_selected_for_one_request() {
     assert_ne!(done[&request_ids[0]].0, done[&request_ids[3]].0);
 }
 
+/// Messages of a prompt: the answer to a request is that of a sequence with their annotations, in company and alone, and not
+/// that of the same tokens without them.
+#[test]
+fn messages_are_protected_or_leave_as_turns() {
+    let (_dir, spec, model) = tiny();
+    let prompt = spec.ids(600);
+    let message = |speaker, start: usize, content| MessageSpan {
+        speaker,
+        start,
+        content: start + 4..content,
+    };
+    let mut messages = vec![message(Speaker::System, 0, 100)];
+    for (i, start) in (102..560).step_by(60).enumerate() {
+        let speaker = [Speaker::User, Speaker::Other][i % 2];
+        messages.push(message(speaker, start, start + 58));
+    }
+    let limit = |policy| RowLimit {
+        max_rows: 384,
+        anchors: 8,
+        when_longer: LongPrompt::Select(policy),
+    };
+    let request = |policy, messages: &[MessageSpan]| Request {
+        messages: messages.to_vec(),
+        options: GenerateOptions {
+            tokens_max: Some(40),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::new(RequestKind::Completion {
+            prompt: prompt.clone(),
+            rows: Some(limit(policy)),
+        })
+    };
+    let policies = [Policy::Heavy, Policy::Snap, Policy::Turns];
+    let mut scheduler = Scheduler::new(runtime(&model, None), SchedulerOptions::default());
+    let mut requests = HashMap::new();
+    for policy in policies {
+        for messages in [&messages[..], &[]] {
+            let id = scheduler.submit(request(policy, messages)).unwrap();
+            requests.insert(id, (policy.name(), !messages.is_empty()));
+        }
+    }
+    let mut answers = HashMap::new();
+    while !scheduler.is_idle() {
+        let tell: &mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()> =
+            &mut |id, event| {
+                if let RequestEvent::Completed(completed, held) = event {
+                    assert!(held.usage.rows <= 384, "{held:?}");
+                    answers.insert(requests[&id], completed.tokens);
+                }
+                ControlFlow::Continue(())
+            };
+        scheduler.step(Duration::ZERO, tell).unwrap();
+    }
+    for policy in policies {
+        let spans = match policy {
+            Policy::Turns => protection::whole_turns(&messages, 600),
+            _ => protection::markers(&messages, 600),
+        };
+        let alone = |spans: &[_]| {
+            let mut runtime = runtime(&model, None);
+            let id = runtime.open_with(limit(policy).keep(640)).unwrap();
+            runtime.annotate(id, spans).unwrap();
+            let options = request(policy, &[]).options;
+            let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
+            let tell =
+                &mut |_: haversack_engine::runtime::GenerateEvent<'_>| ControlFlow::Continue(());
+            let said = generate(&mut runtime, id, &prompt, &mut sampler, &options, tell);
+            said.unwrap().tokens
+        };
+        assert_eq!(answers[&(policy.name(), true)], alone(&spans), "{policy:?}");
+        assert_eq!(answers[&(policy.name(), false)], alone(&[]), "{policy:?}");
+        assert_ne!(
+            answers[&(policy.name(), true)],
+            answers[&(policy.name(), false)],
+            "{policy:?}"
+        );
+    }
+}
+
 /// The tokens of a request computed alone, in a runtime whose every sequence has its policy where there is one.
 fn selected_alone(model: &Arc<Model>, probe: &probe::Probe, request: &Request) -> Vec<u32> {
     let (prompt, Some(rows)) = prompt_and_rows(request) else {
@@ -1070,7 +1203,7 @@ fn policies_that_cannot_select_for_one_request() {
         };
         runtime.open_with(keep).unwrap_err()
     };
-    for by in [Policy::Tiers, Policy::Turns, Policy::Streams] {
+    for by in [Policy::Tiers, Policy::Streams] {
         assert!(matches!(open(by, 512), StepError::PolicyPerSequence { .. }));
     }
     let narrow = open(Policy::Heavy, 255);

@@ -18,8 +18,11 @@ use haversack_engine::device::Thermal;
 use haversack_engine::runtime::{Finish, GenerateOptions};
 use haversack_engine::sample::SampleOptions;
 use haversack_engine::{Model, Repack, Retention, Runtime, RuntimeOptions};
+use haversack_memory::journal::{Journal, JournalOptions};
 use haversack_memory::{Cgroup, Reading};
+use haversack_testing::JournalFaults;
 use haversack_testing::models::Spec;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -55,7 +58,13 @@ fn sessions(runtime: &Runtime, dir: &Path) -> Sessions {
 }
 
 fn sessions_of(runtime: &Runtime, dir: &Path, capacity: usize) -> Sessions {
+    sessions_on(runtime, dir, capacity, &JournalFaults::never())
+}
+
+/// A save ends when the disk lets it; as a rule, at once.
+fn sessions_on(runtime: &Runtime, dir: &Path, capacity: usize, disk: &JournalFaults) -> Sessions {
     let options = SessionOptions {
+        journal_io: Some(disk.io()),
         settings: SessionSettings {
             capacity: Some(capacity),
             persistent_max: Some(64),
@@ -830,6 +839,106 @@ fn a_session_is_asked_one_thing_at_a_time() {
     assert_eq!(order[1..], expected);
 }
 
+/// A turn that waits for the disk holds up no other request. It is not acknowledged before the disk has it, and its session
+/// does nothing else until then. Saves stood in the way of all once, for a second each on a slow disk.
+#[test]
+fn a_slow_disk_holds_up_its_own_session_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let disk = JournalFaults::never().late();
+    let runtime = runtime(&model, dir.path(), None);
+    let folder = dir.path().join("late");
+    let sessions = sessions_on(&runtime, &folder, CAPACITY, &disk);
+    let mut scheduler =
+        Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
+    let file = folder.join("anna.session");
+    let commits = || {
+        Journal::check(&file, &JournalOptions::default())
+            .unwrap()
+            .commits
+    };
+
+    // A new session: neither its name nor its opening is there before the disk has them.
+    let read = create(&scheduler, 2);
+    let read = scheduler.submit(Request::read("anna", read, 8)).unwrap();
+    let mut ended = Vec::new();
+    let mut hear = |id: RequestId, event: RequestEvent<'_>| match event {
+        RequestEvent::SessionRead { .. } => ended.push(id),
+        RequestEvent::Failed(why) => panic!("{why}"),
+        _ => {}
+    };
+    for _ in 0..20 {
+        step(&mut scheduler, &mut hear);
+    }
+    assert!(!file.exists());
+    for _ in 0..20 {
+        disk.catch_up();
+        step(&mut scheduler, &mut hear);
+    }
+    assert_eq!(ended, [read]);
+    let before = commits();
+
+    let request = Request {
+        options: GenerateOptions {
+            tokens_max: Some(100),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::completion(spec.ids(8))
+    };
+    let answering = scheduler.submit(request).unwrap();
+    let first = scheduler.submit(turn(0, 0)).unwrap();
+    let second = scheduler.submit(turn(0, 1)).unwrap();
+    let (tokens, saved) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+    let mut hear = |id: RequestId, event: RequestEvent<'_>| match event {
+        RequestEvent::Token { .. } => tokens.borrow_mut().push(id),
+        RequestEvent::TurnSaved(_) => saved.borrow_mut().push(id),
+        RequestEvent::Failed(why) => panic!("{why}"),
+        _ => {}
+    };
+    for _ in 0..60 {
+        step(&mut scheduler, &mut hear);
+    }
+    let sampled = |id| tokens.borrow().iter().filter(|t| **t == id).count();
+    let answered = sampled(answering);
+    assert!(answered > 50, "{answered} tokens in 60 steps: held up");
+    assert!(sampled(first) > 0 && saved.borrow().is_empty());
+    assert_eq!(sampled(second), 0, "not before the first is saved");
+    assert_eq!(commits(), before);
+    disk.catch_up();
+    step(&mut scheduler, &mut hear);
+    assert_eq!(commits(), before + 1);
+    while !scheduler.is_idle() {
+        disk.catch_up();
+        step(&mut scheduler, &mut hear);
+    }
+    assert_eq!(*saved.borrow(), [first, second]);
+
+    // Until it is saved, a command that is to follow a turn waits.
+    assert!(!scheduler.is_ending_turn("anna".into()));
+    let third = scheduler.submit(turn(0, 2)).unwrap();
+    for _ in 0..60 {
+        step(&mut scheduler, &mut hear);
+    }
+    assert!(scheduler.is_ending_turn("anna".into()));
+    assert_eq!(saved.borrow().len(), 2);
+    disk.catch_up();
+    step(&mut scheduler, &mut hear);
+    assert_eq!(*saved.borrow(), [first, second, third]);
+    assert!(!scheduler.is_ending_turn("anna".into()));
+
+    // Cancelled while it waits for the disk, a new session leaves nothing.
+    let read = create(&scheduler, 2);
+    let read = scheduler.submit(Request::read("ben", read, 8)).unwrap();
+    for _ in 0..20 {
+        step(&mut scheduler, &mut |_, _| ());
+    }
+    scheduler.cancel(read).unwrap();
+    disk.catch_up();
+    assert!(scheduler.is_idle() && !folder.join("ben.session").exists());
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+}
+
 /// What no session takes is refused before it reaches the scheduler.
 #[test]
 fn texts_have_limits() {
@@ -1181,4 +1290,78 @@ fn capacity_follows_the_device_and_is_replayed() {
             .zip(&said)
             .any(|(free, said)| *free != said.tokens)
     );
+}
+
+/// A shortage that comes while a session answers: it follows when that turn has ended, without another question. The answer
+/// itself has the tokens it has without a shortage, and the change, recorded for the next turn, is replayed.
+#[test]
+fn an_answering_session_follows_the_device_when_its_turn_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = tiny(dir.path());
+    let scheduler = |name: &str, replay: Vec<CapacityChange>| {
+        let runtime = runtime(&model, dir.path(), None);
+        let options = SessionOptions {
+            dir: Some(dir.path().join(name)),
+            settings: SessionSettings {
+                capacity: Some(1400),
+                persistent_max: Some(64),
+                answer_max: Some(12),
+                relevance: Some(Relevance::All),
+                ..SessionSettings::default()
+            },
+            replay,
+            ..SessionOptions::default()
+        };
+        let sessions = Sessions::new(&runtime, options).unwrap();
+        let mut scheduler =
+            Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
+        scheduler.create_session("anna", "", OPENING, 0).unwrap();
+        scheduler
+    };
+    let weights = model.weights().bytes_per_token() as u64;
+    let short = Reading {
+        cgroup: Some(Cgroup {
+            limit_bytes: Some(weights),
+            anon_bytes: Some(0),
+            ..Cgroup::default()
+        }),
+        ..Reading::default()
+    };
+    let say = |scheduler: &mut Scheduler, round: usize| -> TurnAnswer {
+        let asked = scheduler.submit(turn(0, round)).unwrap();
+        finish(scheduler, None).remove(&asked).unwrap()
+    };
+    let mut followed = scheduler("followed", Vec::new());
+    let mut said: Vec<TurnAnswer> = (0..20).map(|round| say(&mut followed, round)).collect();
+    let before = followed.runtime().ledger().kv_live;
+    let asked = followed.submit(turn(0, 20)).unwrap();
+    let ignore: &mut dyn FnMut(RequestId, RequestEvent<'_>) -> ControlFlow<()> =
+        &mut |_, _| ControlFlow::Continue(());
+    followed.step(Duration::ZERO, ignore).unwrap();
+    followed.observe(None, &short, Duration::from_secs(1));
+    assert!(
+        followed.runtime().ledger().kv_live >= before,
+        "its rows stay while it answers"
+    );
+    said.push(finish(&mut followed, None).remove(&asked).unwrap());
+    let held = followed.runtime().ledger().kv_live;
+    assert!(held * 3 < before * 2, "{held} of {before} after the turn");
+    said.push(say(&mut followed, 21));
+    let changes = said[21].context.changes.clone();
+    let turns: Vec<(u64, u64)> = changes.iter().map(|c| (c.turn, c.capacity)).collect();
+    assert_eq!(turns, [(21, 512)]);
+    assert!(said[20].context.changes.is_empty());
+
+    let mut replayed = scheduler("replayed", changes);
+    let mut free = scheduler("free", Vec::new());
+    for (round, said) in said.iter().enumerate() {
+        assert_eq!(
+            say(&mut replayed, round).tokens,
+            said.tokens,
+            "round {round}"
+        );
+        if round <= 20 {
+            assert_eq!(say(&mut free, round).tokens, said.tokens, "round {round}");
+        }
+    }
 }

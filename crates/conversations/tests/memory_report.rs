@@ -33,7 +33,7 @@ fn scheduler(dir: &Path, arch: &str) -> (Spec, Scheduler) {
     let options = SessionOptions {
         settings: SessionSettings {
             capacity: Some(160),
-            persistent_max: Some(64),
+            persistent_max: Some(96),
             answer_max: Some(12),
             ..SessionSettings::default()
         },

@@ -14,6 +14,7 @@ use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{
     Codec, KvForm, KvOptions, Model, Repack, Retention, Runtime, RuntimeError, RuntimeOptions,
 };
+use haversack_memory::journal::{Journal, JournalOptions};
 use haversack_testing::models::Spec;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -436,6 +437,31 @@ fn forks_go_their_own_ways() {
         .map(|l| l.name)
         .collect();
     assert_eq!(names, ["one"]);
+}
+
+/// A process was killed after it had created the file of a session and before it saved anything: there is no session, and a
+/// new one takes the name. Found by the simulation of the HTTP layer, which got an error for damage.
+#[test]
+fn a_file_without_a_save_is_no_session() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let dir = world.options.dir.clone().unwrap();
+    std::fs::create_dir_all(&dir).unwrap();
+    for identity in [&b"of another model"[..], b""] {
+        let path = dir.join("anna.session");
+        drop(Journal::create(&path, identity, JournalOptions::default()).unwrap());
+        assert!(!sessions.exists("anna"));
+        assert!(sessions.list(Owner::default()).unwrap().is_empty());
+        let opened = sessions.resume(&mut runtime, "anna");
+        assert!(opened.is_err(), "{opened:?}");
+        let anna = sessions.create(&mut runtime, "anna", "Be brief.", 0);
+        let anna = anna.unwrap();
+        say(&mut sessions, &mut runtime, anna, "Hello.");
+        assert!(sessions.exists("anna"));
+        sessions.close(&mut runtime, anna).unwrap();
+        sessions.delete("anna").unwrap();
+    }
 }
 
 #[test]

@@ -187,7 +187,14 @@ impl<'a> Admission<'a> {
         if is_cacheable {
             self.resources.prefix_cache.count(found);
         }
-        match self.open_from(cached, found.tokens, work.keep) {
+        let opened = self.open_from(cached, found.tokens, work.keep);
+        if let Ok((sequence, _)) = opened
+            && let Err(error) = self.resources.runtime.annotate(sequence, &work.annotations)
+        {
+            // They were promised, but for a request that is alone and gets what there is.
+            log::warn!("messages of a request are not protected: {error}");
+        }
+        match opened {
             Ok((sequence, reused)) => Outcome::Started(Started::Completion {
                 sequence,
                 reused,

@@ -2,18 +2,22 @@
 //!
 //! ```text
 //! compute ─► cache prefixes ─► deliver tokens ─► finish completions
-//!                                               conclude turns ─► embed the turn ─► save it
+//!                                               conclude turns ─► embed the turn ─► save it ─► deliver it
 //! ```
 
 use super::admission::Promises;
+use super::owner_loads::OwnerLoads;
 use super::plan::{Demand, limit_takes, shrink};
 use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestReport};
 use super::resources::Resources;
 use super::running::{CompletionWork, RunningRequest, RunningWork};
-use crate::session::{Embed, Owner, RebuildShare, STEP_TOKENS_MAX, SessionError, TurnInProgress};
+use crate::session::{
+    Embed, EndedTurn, Owner, RebuildShare, STEP_TOKENS_MAX, SessionError, SessionId, SessionResult,
+    Sessions, TurnAnswer, TurnInProgress,
+};
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
-    GenerateEvent, GenerateTimes, SequenceId, SequenceUsage, StepError,
+    GenerateEvent, GenerateTimes, Runtime, SequenceId, SequenceUsage, StepError,
 };
 use haversack_engine::step::{LogitRows, StepSpan};
 use haversack_memory::background;
@@ -24,11 +28,14 @@ use std::time::Duration;
 
 type StepResult<T = ()> = Result<T, StepError>;
 
+/// How long a step waits for the disk when there is nothing to compute.
+const DISK_PAUSE: Duration = Duration::from_millis(2);
+
 #[derive(Default)]
 pub(super) struct Batch {
     /// In order of admission.
     running: Vec<RunningRequest>,
-    /// Turns that have all their tokens and wait for their embedding.
+    /// Turns that have all their tokens and wait for their embedding, or for the disk.
     saving: Vec<SavingTurn>,
     /// Tokens read so far, of prompts and answers.
     tokens_read: u64,
@@ -36,9 +43,15 @@ pub(super) struct Batch {
 
 struct SavingTurn {
     id: RequestId,
+    session: SessionId,
+    sequence: SequenceId,
     promised_bytes: usize,
-    turn: TurnInProgress,
-    embedding: EmbeddingTask,
+    stage: SavingStage,
+}
+
+enum SavingStage {
+    Embedding(Box<TurnInProgress>, EmbeddingTask),
+    Writing(Box<EndedTurn>),
 }
 
 /// The embedding of a turn, on a thread of its own if the encoder takes long.
@@ -95,8 +108,14 @@ impl Batch {
         self.running.push(request);
     }
 
-    pub fn demands(&self) -> Vec<Demand> {
-        self.running.iter().map(RunningRequest::demand).collect()
+    pub fn demands(&self, loads: &OwnerLoads) -> Vec<Demand> {
+        let running = self.running.iter();
+        running.map(|request| request.demand(loads)).collect()
+    }
+
+    /// Of each request.
+    pub fn owners(&self) -> impl Iterator<Item = Owner> {
+        self.running.iter().map(|request| request.owner)
     }
 
     /// Completions and their sequences; turns belong to their sessions.
@@ -115,7 +134,7 @@ impl Batch {
         let running = self.running.iter();
         let running = running.map(|request| (request.sequence(), request.promised_bytes));
         let saving = self.saving.iter();
-        let saving = saving.map(|saving| (saving.turn.sequence(), saving.promised_bytes));
+        let saving = saving.map(|saving| (saving.sequence, saving.promised_bytes));
         Promises {
             sequences: running.chain(saving).collect(),
             requests: self.running.len(),
@@ -475,9 +494,10 @@ impl Batch {
             };
             self.saving.push(SavingTurn {
                 id: request.id,
+                session: turn.session(),
+                sequence: turn.sequence(),
                 promised_bytes: request.promised_bytes,
-                turn,
-                embedding,
+                stage: SavingStage::Embedding(Box::new(turn), embedding),
             });
         }
         self.running.append(&mut reading);
@@ -495,7 +515,7 @@ impl Batch {
                 i += 1;
                 continue;
             };
-            if !read.pending().is_empty() {
+            if !read.pending().is_empty() || read.is_saving() {
                 i += 1;
                 continue;
             }
@@ -516,24 +536,83 @@ impl Batch {
         Ok(())
     }
 
-    /// Saves turns that have their embedding. With nothing else to compute, it waits for them.
+    /// With nothing but reads that wait for the disk: waits a little while.
+    pub fn wait_for_reads(&self) {
+        let saving = |request: &RunningRequest| match &request.work {
+            RunningWork::Read(read) => read.is_saving(),
+            RunningWork::Completion { .. } | RunningWork::Turn(_) => false,
+        };
+        if self.running.iter().all(saving)
+            && let Some(RunningWork::Read(read)) = self.running.first().map(|r| &r.work)
+        {
+            read.wait_for(DISK_PAUSE);
+        }
+    }
+
+    /// Saves turns that have their embedding: another thread waits for the disk, and the turn is delivered when it is done.
+    /// With nothing else to compute, it waits for embeddings, and a little while for the disk.
     pub fn save_turns(&mut self, resources: &mut Resources, deliver: Deliver<'_>) {
         let runtime = &mut resources.runtime;
         let Some(sessions) = &mut resources.sessions else {
             return;
         };
         let waits = self.running.is_empty();
-        let is_ready = |saving: &mut SavingTurn| waits || saving.embedding.is_done();
-        for saving in self.saving.extract_if(.., is_ready) {
-            let saved = sessions.end(runtime, saving.turn, saving.embedding.wait());
+        let mut saving = Vec::with_capacity(self.saving.len());
+        for mut turn in self.saving.drain(..) {
+            let saved = match turn.stage.advance(runtime, sessions, waits) {
+                Advanced::Ended(saved) => saved,
+                Advanced::To(stage) => {
+                    turn.stage = stage;
+                    saving.push(turn);
+                    continue;
+                }
+            };
             let event = match saved {
-                Ok(answer) => RequestEvent::TurnSaved(Box::new(answer)),
+                Ok(answer) => RequestEvent::TurnSaved(answer),
                 Err(error) => RequestEvent::Failed(RequestError::Session(error)),
             };
             resources.releases += 1;
-            let _ = deliver(saving.id, event);
+            let _ = deliver(turn.id, event);
+        }
+        self.saving = saving;
+    }
+
+    /// Whether a turn of this session has ended its answer and is not saved yet.
+    pub fn is_ending(&self, session: SessionId) -> bool {
+        let ending = |request: &RunningRequest| match &request.work {
+            RunningWork::Turn(turn) => turn.session() == session && turn.has_answered(),
+            RunningWork::Completion { .. } | RunningWork::Read(_) => false,
+        };
+        self.saving.iter().any(|turn| turn.session == session) || self.running.iter().any(ending)
+    }
+}
+
+impl SavingStage {
+    /// As far as it gets without waiting; if it `waits`, then for the embedding, and a little while for the disk.
+    fn advance(self, runtime: &mut Runtime, sessions: &mut Sessions, waits: bool) -> Advanced {
+        let ended = match self {
+            SavingStage::Embedding(unsaved, embedding) if waits || embedding.is_done() => {
+                match sessions.end_unsaved(runtime, *unsaved, embedding.wait()) {
+                    Ok(ended) => Box::new(ended.save_beside()),
+                    Err(error) => return Advanced::Ended(Err(error)),
+                }
+            }
+            SavingStage::Writing(ended) => ended,
+            stage => return Advanced::To(stage),
+        };
+        if waits {
+            ended.wait_for(DISK_PAUSE);
+        }
+        match ended.is_saved() {
+            true => Advanced::Ended(sessions.finish(runtime, *ended).map(Box::new)),
+            false => Advanced::To(SavingStage::Writing(ended)),
         }
     }
+}
+
+enum Advanced {
+    To(SavingStage),
+    Ended(SessionResult<Box<TurnAnswer>>),
 }
 
 /// Caches what a completion has read, whether it has ended or was cancelled: who asks again goes on from there.
@@ -571,8 +650,7 @@ fn abandon(resources: &mut Resources, request: RunningRequest) -> StepResult {
             Ok(())
         }
         (RunningWork::Read(read), Some(sessions)) => {
-            drop(read);
-            if let Err(error) = sessions.undo_dropped(&mut resources.runtime) {
+            if let Err(error) = read.abandon(&mut resources.runtime, sessions) {
                 log::error!("{error}");
             }
             Ok(())

@@ -10,8 +10,10 @@
 pub mod admission;
 mod batch;
 pub mod memory_report;
+mod owner_loads;
 pub mod plan;
 mod prefix_cache;
+pub mod protection;
 pub mod queue;
 mod request;
 mod resources;
@@ -42,6 +44,7 @@ use haversack_engine::runtime::{Finish, Runtime, StepError};
 use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
+use owner_loads::OwnerLoads;
 use plan::{Portion, plan, prompt_tokens};
 use queue::{Admit, Queue};
 use request::Deliver;
@@ -53,6 +56,8 @@ use std::time::Duration;
 pub struct SchedulerOptions {
     /// Maximum requests that run at once.
     pub batch: usize,
+    /// Of them, maximum of one owner.
+    pub owner_batch: usize,
     /// Maximum requests that wait.
     pub queue: usize,
     /// Maximum requests of which the prefix cache has sequences; 0 = no cache.
@@ -65,6 +70,7 @@ impl Default for SchedulerOptions {
     fn default() -> SchedulerOptions {
         SchedulerOptions {
             batch: 8,
+            owner_batch: usize::MAX,
             queue: 64,
             reuse: 0,
             // Reading 2,000 tokens takes SmolLM2 as long as in steps of 512, and a model of 1B 3 % longer.
@@ -85,6 +91,7 @@ pub struct Scheduler {
     shared_portion: Portion,
     lone_portion: Portion,
     throttle: Throttle,
+    owner_loads: OwnerLoads,
     next_id: u64,
 }
 
@@ -106,6 +113,7 @@ impl Scheduler {
                 threads: runtime.threads(),
             }),
             resources: Resources::new(runtime, options.reuse),
+            owner_loads: OwnerLoads::default(),
             next_id: 0,
         }
     }
@@ -119,7 +127,8 @@ impl Scheduler {
     /// Queues a request, or says at once why it could never be served. Requests of a session keep their order.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         let Request { owner, options, .. } = request;
-        let (mut work, bytes) = submit::prepare(&self.resources, request.kind, options, owner)?;
+        let (resources, messages) = (&self.resources, &request.messages);
+        let (mut work, bytes) = submit::prepare(resources, request.kind, options, owner, messages)?;
         if let PreparedWork::Completion(work) = &mut work {
             work.continues = request.continues;
             work.checkpoints = request.borders;
@@ -156,6 +165,7 @@ impl Scheduler {
         batch.advance_reads(resources, deliver)?;
         batch.conclude_turns(resources, deliver);
         batch.save_turns(resources, deliver);
+        batch.wait_for_reads();
         let share = batch.condense_share(resources);
         if batch.is_empty() && share.is_none() {
             if !self.is_idle() && !self.batch.is_saving() {
@@ -164,11 +174,16 @@ impl Scheduler {
             }
             return Ok(self.batch.is_saving());
         }
-        let demands = batch.demands();
+        let demands = batch.demands(&self.owner_loads);
         let mut takes = self.plan_step(&demands, now);
         let chunk = self.pace().chunk.max(BLOCK_SLOTS);
         let (batch, resources) = (&mut self.batch, &mut self.resources);
         if batch.compute(resources, &demands, &mut takes, share, chunk, deliver)? {
+            let computed = demands
+                .iter()
+                .map(|demand| demand.owner)
+                .zip(takes.iter().copied());
+            self.owner_loads.end_step(computed);
             batch.cache_prefixes(resources, &takes)?;
             batch.deliver(resources, &takes, deliver)?;
             batch.advance_reads(resources, deliver)?;
@@ -220,11 +235,15 @@ impl Scheduler {
     fn admit(&mut self, deliver: Deliver<'_>) -> Result<(), StepError> {
         while self.batch.len() < self.options.batch && !self.queue.is_empty() {
             let first = first_of_sessions(&self.queue);
+            let owners: Vec<Owner> = self.batch.owners().collect();
+            let owner_batch = self.options.owner_batch.max(1);
+            let is_full = |owner| owners.iter().filter(|&&of| of == owner).count() >= owner_batch;
             let mut admission = Admission::new(&mut self.resources, self.batch.promises());
             let mut outcome = Outcome::Waits(Admit::Blocked);
             let admitted = self.queue.pop_admissible(|queued| {
                 let PreparedRequest { id, work, .. } = &queued.request;
                 outcome = match work {
+                    _ if is_full(queued.owner.owner) => Outcome::Waits(Admit::Blocked),
                     PreparedWork::Turn(_) | PreparedWork::Read(_) if !first.contains(id) => {
                         Outcome::Waits(Admit::Blocked)
                     }
@@ -405,6 +424,13 @@ impl Scheduler {
     /// Deletes a session and its file, open or not, unless it is answering.
     pub fn delete_session<'a>(&mut self, name: impl Into<SessionName<'a>>) -> SessionResult {
         self.resources.delete_session(name.into())
+    }
+
+    /// Whether a turn of this session has ended its answer and is not saved yet: a command that is to follow it waits.
+    pub fn is_ending_turn(&self, name: SessionName<'_>) -> bool {
+        let sessions = self.resources.sessions.as_ref();
+        let opened = sessions.and_then(|sessions| sessions.opened(name));
+        opened.is_some_and(|id| self.batch.is_ending(id))
     }
 
     /// Suspends every idle session, so that its file has all of it, and empties the prefix cache.

@@ -1,13 +1,15 @@
 //! Which tokens the next step computes. Pure.
 //!
 //! A step is one pass over the weights, however many sequences take part, so every request that decodes takes part. Prompts
-//! are read in the same step, in portions: requests share the chunk evenly, in whole blocks, so that a short prompt does
-//! not wait for a long one. Background requests get what interactive ones leave.
+//! are read in the same step, in portions: owners share the chunk by what they had lately ([`super::owner_loads`]), and the
+//! requests of an owner share its part evenly, in whole blocks, so that a short prompt does not wait for a long one.
+//! Background requests get what interactive ones leave.
 //!
 //! How much a step reads follows the clock ([`Portion`]), because decoding requests and cancellations wait for the step.
 //!
 //! The plan decides when a sequence is computed, never what.
 
+use crate::session::Owner;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use std::time::Duration;
 
@@ -27,6 +29,9 @@ pub struct Demand {
     pub pending: usize,
     /// Steps since it last took part in one.
     pub skipped_steps: u64,
+    pub owner: Owner,
+    /// Tokens that were computed for its owner lately.
+    pub owner_load: u64,
 }
 
 impl Demand {
@@ -128,12 +133,13 @@ pub fn plan(demands: &[Demand], pace: Pace) -> Vec<usize> {
     let mut order: Vec<usize> = (0..demands.len())
         .filter(|&i| demands[i].pending > 0)
         .collect();
-    // Among equals the request that was skipped most comes first, then the one admitted first.
+    // Of an owner the request that was skipped most comes first, then the one admitted first.
     order.sort_by_key(|&i| {
         let demand = &demands[i];
         (
             demand.priority,
             !demand.is_decode(),
+            demand.owner_load,
             u64::MAX - demand.skipped_steps,
         )
     });
@@ -150,20 +156,30 @@ pub fn plan(demands: &[Demand], pace: Pace) -> Vec<usize> {
     takes
 }
 
-/// Shares a chunk among the readers, block by block in turn, interactive ones first.
+/// Shares a chunk among the readers, interactive ones first: each block goes to the owner that had least, and of its readers
+/// to the one that has least of this chunk.
 fn share(demands: &[Demand], chunk: usize, readers: &[usize], takes: &mut [usize]) {
     let mut left = chunk;
     for priority in [Priority::Interactive, Priority::Background] {
-        loop {
-            let before = left;
-            for &i in readers.iter().filter(|&&i| demands[i].priority == priority) {
-                let more = (demands[i].pending - takes[i]).min(BLOCK_SLOTS).min(left);
-                takes[i] += more;
-                left -= more;
-            }
-            if left == before {
+        while left > 0 {
+            let had = |owner: Owner| -> usize {
+                let its = readers.iter().filter(|&&i| demands[i].owner == owner);
+                its.map(|&i| takes[i]).sum()
+            };
+            let waiting = readers
+                .iter()
+                .copied()
+                .filter(|&i| demands[i].priority == priority && takes[i] < demands[i].pending);
+            let next = waiting.min_by_key(|&i| {
+                let demand = &demands[i];
+                (demand.owner_load + had(demand.owner) as u64, takes[i])
+            });
+            let Some(i) = next else {
                 break;
-            }
+            };
+            let more = (demands[i].pending - takes[i]).min(BLOCK_SLOTS).min(left);
+            takes[i] += more;
+            left -= more;
         }
     }
 }
@@ -208,6 +224,8 @@ mod tests {
             priority,
             pending,
             skipped_steps,
+            owner: Owner::default(),
+            owner_load: 0,
         }
     }
 
@@ -225,6 +243,30 @@ mod tests {
             demand(Interactive, 1, 0),
         ];
         assert_eq!(plan(&demands, PACE), [1, 88, 40, 1]);
+    }
+
+    #[test]
+    fn owners_share_a_chunk_by_what_they_had() {
+        let ann = Owner::new("ann").unwrap();
+        let of_ann = |pending| Demand {
+            owner: ann,
+            ..demand(Interactive, pending, 0)
+        };
+        let busy = |pending| Demand {
+            owner_load: 96,
+            ..demand(Interactive, pending, 7)
+        };
+        // A new one is read first until it has had as much, then both in turn.
+        assert_eq!(plan(&[busy(500), busy(500), of_ann(90)], PACE), [32, 6, 90]);
+        assert_eq!(plan(&[busy(500), of_ann(500)], PACE), [32, 96]);
+        let equal = Demand {
+            owner: ann,
+            ..busy(500)
+        };
+        assert_eq!(plan(&[busy(500), busy(500), equal], PACE), [32, 32, 64]);
+        // Where not all decode, too.
+        let pace = Pace { batch: 1, ..PACE };
+        assert_eq!(plan(&[busy(1), of_ann(1)], pace), [0, 1]);
     }
 
     #[test]

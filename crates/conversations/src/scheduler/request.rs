@@ -13,6 +13,7 @@ use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Sampled};
 use haversack_engine::runtime::{GenerateOptions, SequenceUsage, StepError};
 use haversack_engine::sample::{Constraint, SampleError, SampleOptions};
+use haversack_text::chat::MessageSpan;
 use haversack_text::stop::StopError;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -35,6 +36,9 @@ pub struct Request {
     /// After how many tokens of its prompt other prompts are likely to depart from it, such as where a message begins. The
     /// prefix cache has its state of there; no token depends on it.
     pub borders: Vec<usize>,
+    /// The messages of its prompt. Where rows are evicted one by one, those of the system message and of headers stay, or
+    /// whole turns leave: see [`super::protection`].
+    pub messages: Vec<MessageSpan>,
 }
 
 // The embedding is an array of 1.5 kB. A request moves a few times in its life; a box would burden every caller.
@@ -103,6 +107,7 @@ impl Request {
             deadline: None,
             continues: false,
             borders: Vec::new(),
+            messages: Vec::new(),
         }
     }
 }

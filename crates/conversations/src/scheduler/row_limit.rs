@@ -22,7 +22,7 @@ pub enum LongPrompt {
     Refuse,
     Truncate,
     Window,
-    /// Evicts rows one by one: those that `Heavy`, `Snap` or `Adaptive` would evict.
+    /// Evicts rows one by one: those that `Heavy`, `Snap`, `Turns` or `Adaptive` would evict.
     Select(Policy),
     /// A window that is computed anew after every `every` evicted tokens.
     Reread {

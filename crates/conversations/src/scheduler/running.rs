@@ -1,5 +1,6 @@
 //! A request between submission and its last event: prepared while it waits in the queue, running in the batch.
 
+use super::owner_loads::OwnerLoads;
 use super::plan::{Demand, Priority};
 use super::prefix_cache::{PrefixKey, PrefixMatch, PromptBeingRead, checkpoints};
 use super::queue::QueuedRequest;
@@ -8,6 +9,7 @@ use super::row_limit::RowLimit;
 use crate::session::{
     BegunRead, Owner, ReadInProgress, Requester, SessionName, SessionRead, TurnInProgress,
 };
+use haversack_cache::Annotation;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
@@ -55,6 +57,8 @@ pub(super) struct CompletionWork {
     /// After how many tokens of its prompt the prefix cache gets a fork of its sequence, ascending. Borders that the caller
     /// named until it is admitted.
     pub checkpoints: Vec<usize>,
+    /// What parts of its prompt mean for a policy that selects rows.
+    pub annotations: Vec<Annotation>,
     /// A policy selects its rows one by one, so attention is counted.
     pub counts_attention: bool,
 }
@@ -139,6 +143,7 @@ impl PreparedRead {
 pub(super) struct RunningRequest {
     pub id: RequestId,
     pub sampler: Sampler,
+    pub owner: Owner,
     pub priority: Priority,
     pub deadline: Option<Duration>,
     /// Worst-case bytes of its sequence.
@@ -224,6 +229,7 @@ impl RunningRequest {
         RunningRequest {
             id,
             sampler,
+            owner: queued.owner.owner,
             priority: queued.priority,
             deadline: queued.deadline,
             promised_bytes,
@@ -299,11 +305,13 @@ impl RunningRequest {
         }
     }
 
-    pub fn demand(&self) -> Demand {
+    pub fn demand(&self, loads: &OwnerLoads) -> Demand {
         Demand {
             priority: self.priority,
             pending: self.pending().len(),
             skipped_steps: self.skipped_steps,
+            owner: self.owner,
+            owner_load: loads.of(self.owner),
         }
     }
 
@@ -328,6 +336,7 @@ impl RunningRequest {
         // Frees the rows before it takes new ones.
         runtime.close(*sequence)?;
         *sequence = runtime.open_with(work.keep)?;
+        runtime.annotate(*sequence, &work.annotations)?;
         let history = work.completion.history();
         let read = match &work.reread {
             Some(rows) => rows.rows_after(history),

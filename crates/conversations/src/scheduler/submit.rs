@@ -1,13 +1,16 @@
 //! Checks a request before it is queued, so that whatever could never be served is refused at once.
 
+use super::protection;
 use super::request::{RequestKind, SubmitError};
 use super::resources::{Resources, promisable};
 use super::row_limit::RowLimit;
 use super::running::{CompletionWork, PreparedRead, PreparedTurn, PreparedWork};
 use crate::session::{Requester, SessionError, SessionRead};
+use haversack_cache::{Annotation, annotation_bytes};
 use haversack_engine::runtime::completion::Completion;
-use haversack_engine::runtime::options::Policy;
+use haversack_engine::runtime::options::{Policy, RowPolicy};
 use haversack_engine::runtime::{GenerateOptions, Runtime, SequenceRetention};
+use haversack_text::chat::MessageSpan;
 use std::cell::Cell;
 
 /// The work of a request and its worst-case bytes. Those of a session's request depend on
@@ -17,10 +20,14 @@ pub(super) fn prepare(
     kind: RequestKind,
     options: GenerateOptions,
     owner: Requester,
+    messages: &[MessageSpan],
 ) -> Result<(PreparedWork, u64), SubmitError> {
     match kind {
         RequestKind::Completion { prompt, rows } => {
-            let (work, bytes) = completion(&resources.runtime, &prompt, rows, &options, owner)?;
+            let runtime = &resources.runtime;
+            let (mut work, bytes) = completion(runtime, &prompt, rows, &options, owner)?;
+            work.annotations = annotations(runtime, &work, messages)?;
+            let bytes = bytes + annotation_bytes(work.annotations.len());
             Ok((PreparedWork::Completion(Box::new(work)), bytes as u64))
         }
         RequestKind::Turn {
@@ -120,7 +127,7 @@ fn completion(
     };
     let max_rows = runtime.rows_with(keep, max_tokens)?;
     let bytes = runtime.sequence_bytes_with(keep, max_rows)?;
-    let counts_attention = runtime.counts_attention(keep)?;
+    let counts_attention = runtime.row_policy(keep)?.is_some();
     if let Some(max) = promisable(runtime, 1, usize::from(counts_attention), max_rows)
         && bytes > max
     {
@@ -135,9 +142,34 @@ fn completion(
         continues: false,
         reused: 0,
         checkpoints: Vec::new(),
+        annotations: Vec::new(),
         counts_attention,
     };
     Ok((work, bytes))
+}
+
+/// What its messages mean for the policy that evicts its rows: as many annotations as have room beside a request that is
+/// alone, so that other requests never change them.
+fn annotations(
+    runtime: &Runtime,
+    work: &CompletionWork,
+    messages: &[MessageSpan],
+) -> Result<Vec<Annotation>, SubmitError> {
+    let Some(policy) = runtime.row_policy(work.keep)? else {
+        return Ok(Vec::new());
+    };
+    let prompt = work.completion.prompt().len() as u64;
+    let mut found = match policy {
+        RowPolicy::Turns(_) => protection::whole_turns(messages, prompt),
+        _ => protection::markers(messages, prompt),
+    };
+    if let Some(budget) = runtime.ledger().budget {
+        let room = budget.saturating_sub(runtime.needs_bytes(work.max_rows));
+        while annotation_bytes(found.len()) > room {
+            found.pop();
+        }
+    }
+    Ok(found)
 }
 
 /// Of a completion without a row limit. Where sessions manage their rows it keeps all that there is room for.

@@ -93,6 +93,8 @@ pub(super) struct Condensing {
     /// The stream could not be condensed, and is not tried again until it changes.
     pub gave_up: bool,
     pub outcome: Option<CondenseOutcome>,
+    /// No answer has reported the outcome yet.
+    is_untold: bool,
 }
 
 pub(super) enum Rebuild {
@@ -129,12 +131,29 @@ pub(crate) struct RebuiltFact {
 }
 
 impl Condensing {
+    /// The stream is another one: the next answer reports it.
+    pub fn condensed(&mut self, outcome: Option<CondenseOutcome>) {
+        self.is_untold = outcome.is_some();
+        self.outcome = outcome;
+    }
+
+    /// What the next answer has to report.
+    pub fn untold(&self) -> Option<CondenseOutcome> {
+        self.outcome.clone().filter(|_| self.is_untold)
+    }
+
+    /// An answer has reported it.
+    pub fn told(&mut self) {
+        self.is_untold = false;
+    }
+
     /// Keeps the old stream until the next fact.
     pub fn give_up(&mut self, session: &str, why: RebuildError) -> RebuildProgress {
         log::warn!("session {session} is not condensed: {why}");
         let why = SharedError::from(why);
         self.gave_up = true;
         self.outcome = Some(CondenseOutcome::GivenUp(why.clone()));
+        self.is_untold = false;
         RebuildProgress::GivenUp(why)
     }
 

@@ -145,6 +145,13 @@ impl SessionFolder {
         Ok(self.dir.join(format!("{name}.{ENDING}")))
     }
 
+    /// Whether there is a session of this name. A file to which nothing was saved is none: its process ended while it
+    /// created the session, which was never acknowledged.
+    pub fn has(&self, name: &str) -> bool {
+        let path = self.path(name);
+        path.is_ok_and(|path| path.is_file() && !Journal::is_blank(path, &self.journal))
+    }
+
     /// The sessions by name; whether they are open is the caller's to say.
     pub fn list(&self) -> SessionResult<Vec<ListedSession>> {
         let error = |source| SessionError::Io {
@@ -171,7 +178,7 @@ impl SessionFolder {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(error(e)),
             };
-            if metadata.is_file() {
+            if metadata.is_file() && !Journal::is_blank(entry.path(), &self.journal) {
                 let modified = metadata.modified().ok();
                 let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
                 listed.push(ListedSession {

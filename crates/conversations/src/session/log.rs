@@ -23,10 +23,14 @@ use super::transcript::{Fact, StoredRecord, StoredTurn, Transcript};
 use super::turns::{SLOTS, TurnPlace};
 use haversack_cache::{CacheError, Store};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_memory::journal::{self, Journal, JournalMap, JournalRewrite, RecordRef};
+use haversack_memory::journal::{
+    self, Journal, JournalCommit, JournalCommitTask, JournalCommitted, JournalMap, JournalRewrite,
+    RecordRef,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Below this many unneeded bytes a file is not rewritten.
 const GARBAGE_BYTES: u64 = 8 << 20;
@@ -39,8 +43,8 @@ pub(super) struct LogHome {
 }
 
 impl LogHome {
-    /// Creates the file. A process that died before its first save leaves a file without records: it is reused.
-    pub fn create(
+    /// A file that appears with the first save, in place of one that a process left which died before its first save.
+    pub fn begin(
         &self,
         name: &str,
         options: &SessionOptions,
@@ -54,21 +58,17 @@ impl LogHome {
             })?;
         }
         let journal_options = || journal_options(options, quota_bytes);
-        let created = match Journal::create(&self.path, &self.identity, journal_options()) {
-            Err(journal::JournalError::Exists) => {
-                match Journal::open(&self.path, journal_options()) {
-                    Ok(left)
-                        if left.records.is_empty() && left.journal.identity() == self.identity =>
-                    {
-                        Ok(left.journal)
-                    }
-                    Err(journal::JournalError::Busy) => Err(journal::JournalError::Busy),
-                    _ => Err(journal::JournalError::Exists),
-                }
+        let begin = || Journal::begin(&self.path, &self.identity, journal_options());
+        let begun = match begin() {
+            Err(journal::JournalError::Exists)
+                if Journal::is_blank(&self.path, &journal_options()) =>
+            {
+                // Unless another process is creating it just now.
+                Journal::delete(&self.path, &journal_options()).and_then(|()| begin())
             }
-            created => created,
+            begun => begun,
         };
-        created.map_err(|source| SessionError::File {
+        begun.map_err(|source| SessionError::File {
             name: name.to_owned(),
             source,
         })
@@ -138,9 +138,75 @@ impl From<journal::JournalError> for WriteError {
 
 /// Where a draft was written.
 struct Written {
-    pending: Vec<RecordRef>,
+    /// Kind and number of each record, and its place.
+    pending: Vec<(u32, Option<u64>, RecordRef)>,
     columns: Vec<(u64, RecordRef)>,
+    /// As in the draft.
+    blocks: Vec<u64>,
     state: RecordRef,
+}
+
+/// A save whose records are written and not durable yet. Its session does nothing else until [`SessionLog::end_save`].
+#[must_use]
+pub(super) struct StartedSave {
+    commit: JournalCommit,
+    records: SavedRecords,
+}
+
+impl StartedSave {
+    /// Waits for the disk here.
+    pub fn run(self) -> EndedSave {
+        EndedSave {
+            committed: self.commit.run(),
+            records: self.records,
+        }
+    }
+
+    /// Lets another thread wait for the disk.
+    pub fn start(self) -> RunningSave {
+        RunningSave {
+            commit: self.commit.start(),
+            records: self.records,
+        }
+    }
+}
+
+/// A [`StartedSave`] that runs beside the caller.
+#[must_use]
+pub(super) struct RunningSave {
+    commit: JournalCommitTask,
+    records: SavedRecords,
+}
+
+impl RunningSave {
+    pub fn has_ended(&self) -> bool {
+        self.commit.has_ended()
+    }
+
+    /// Waits for its end, at most this long.
+    pub fn wait_for(&self, time: Duration) {
+        self.commit.wait_for(time);
+    }
+
+    pub fn wait(self) -> EndedSave {
+        EndedSave {
+            committed: self.commit.wait(),
+            records: self.records,
+        }
+    }
+}
+
+/// A save that the disk has taken, or not.
+#[must_use]
+pub(super) struct EndedSave {
+    committed: JournalCommitted,
+    records: SavedRecords,
+}
+
+struct SavedRecords {
+    /// Of a file that was written anew.
+    kept: Option<KeptRecords>,
+    written: Written,
 }
 
 impl Draft<'_> {
@@ -158,8 +224,9 @@ impl Draft<'_> {
         append: &mut dyn FnMut(u32, &[&[u8]]) -> Appended,
     ) -> Result<Written, WriteError> {
         let pending = self.pending.iter();
-        let pending = pending.map(|(kind, bytes)| append(*kind, &[bytes]));
-        let pending = pending.collect::<Result<_, _>>()?;
+        let pending =
+            pending.map(|(kind, bytes)| Ok((*kind, number(bytes), append(*kind, &[bytes])?)));
+        let pending = pending.collect::<Result<_, journal::JournalError>>()?;
         let mut columns = Vec::new();
         let mut bytes = Vec::new();
         for &block in &self.columns {
@@ -172,6 +239,7 @@ impl Draft<'_> {
         Ok(Written {
             pending,
             columns,
+            blocks: self.blocks.clone(),
             state: append(STATE, &state)?,
         })
     }
@@ -376,7 +444,7 @@ impl SessionLog {
             return Ok(false);
         };
         match &self.journal {
-            None => self.journal = Some(home.create(&self.name, options, quota_bytes)?),
+            None => self.journal = Some(home.begin(&self.name, options, quota_bytes)?),
             Some(journal) if journal.is_lost() => self.recover(transcript, residency)?,
             Some(_) => {}
         }
@@ -432,36 +500,54 @@ impl SessionLog {
         })
     }
 
-    /// Writes a draft, behind the records of the file or into a new file.
-    pub fn commit(
+    /// Writes a draft, behind the records of the file or into a new file. `None` where there is no file.
+    pub fn begin_save(
         &mut self,
         draft: Draft<'_>,
-        transcript: &mut Transcript,
-        residency: &mut Residency,
+        transcript: &Transcript,
+        residency: &Residency,
         quota_bytes: u64,
-    ) -> SessionResult {
+    ) -> SessionResult<Option<StartedSave>> {
         let wanted = self.records.needed_bytes + draft.bytes();
         let Some(journal) = &mut self.journal else {
-            return Ok(());
+            return Ok(None);
         };
         let garbage = journal.bytes().saturating_sub(self.records.needed_bytes);
         let is_full = journal.bytes() + draft.bytes() > quota_bytes;
-        let (kept, written) = if is_full || garbage > GARBAGE_BYTES.max(wanted) {
-            let rewritten = journal.rewrite(|to| {
+        if is_full || garbage > GARBAGE_BYTES.max(wanted) {
+            let rewritten = journal.begin_rewrite(|to| {
                 let kept = take_over(to, transcript, residency)?;
                 let written = draft.write(&mut |kind, pieces| to.append(kind, pieces))?;
-                Ok((Some(kept), written))
+                let kept = Some(kept);
+                Ok(SavedRecords { kept, written })
             });
-            rewritten.map_err(|e| self.write_error(e))?
-        } else {
-            let written = draft.write(&mut |kind, pieces| journal.append(kind, pieces));
-            let written = written.and_then(|written| Ok(journal.commit().map(|()| written)?));
-            (None, written.map_err(|e| self.write_error(e))?)
-        };
+            let (records, commit) = rewritten.map_err(|e| self.write_error(e))?;
+            return Ok(Some(StartedSave { commit, records }));
+        }
+        let written = draft.write(&mut |kind, pieces| journal.append(kind, pieces));
+        let begun = written.and_then(|written| Ok((written, journal.begin_commit()?)));
+        let (written, commit) = begun.map_err(|e| self.write_error(e))?;
+        let kept = None;
+        let records = SavedRecords { kept, written };
+        Ok(commit.map(|commit| StartedSave { commit, records }))
+    }
+
+    /// Takes up what became of a save.
+    pub fn end_save(
+        &mut self,
+        save: EndedSave,
+        transcript: &mut Transcript,
+        residency: &mut Residency,
+    ) -> SessionResult {
+        if let Some(journal) = &mut self.journal {
+            let ended = journal.end_commit(save.committed);
+            ended.map_err(|e| self.write_error(e.into()))?;
+        }
+        let SavedRecords { kept, written } = save.records;
         if let Some(kept) = kept {
             self.relocate(kept, transcript, residency);
         }
-        self.written(draft, written, transcript, residency);
+        self.written(written, transcript, residency);
         self.unsaved = None;
         Ok(())
     }
@@ -551,7 +637,6 @@ impl SessionLog {
 
     fn written(
         &mut self,
-        draft: Draft<'_>,
         written: Written,
         transcript: &mut Transcript,
         residency: &mut Residency,
@@ -564,15 +649,14 @@ impl SessionLog {
             residency.columns.insert(block, record);
         }
         // Columns of blocks that left memory are read again only for spilled turns.
-        let left = std::mem::replace(&mut residency.blocks, draft.blocks);
+        let left = std::mem::replace(&mut residency.blocks, written.blocks);
         for block in left {
             if residency.blocks.binary_search(&block).is_err() {
                 self.release_columns(&(block * SLOTS..(block + 1) * SLOTS), transcript, residency);
             }
         }
-        for ((kind, bytes), record) in draft.pending.iter().zip(written.pending) {
-            let number = number(bytes);
-            match *kind {
+        for (kind, number, record) in written.pending {
+            match kind {
                 TURN => {
                     let mut turns = transcript.turns.iter_mut();
                     if let Some(stored) = turns.find(|h| Some(h.turn.number) == number) {

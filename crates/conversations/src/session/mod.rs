@@ -105,4 +105,4 @@ pub use report::{
 pub use sessions::Sessions;
 pub use slots::SessionId;
 pub use texts::{HISTORY_TOKENS_MAX, HISTORY_TURNS_MAX, Opening, SessionTexts, ToldText, ToldTurn};
-pub use turn::{AskedQuestion, TurnInProgress};
+pub use turn::{AskedQuestion, EndedTurn, TurnInProgress};

@@ -4,7 +4,7 @@ use super::condensing::Condensing;
 use super::error::{SessionError, SessionResult};
 use super::identity::Identity;
 use super::limits::{CapacityChange, SessionLimits, SessionSettings};
-use super::log::{LogHome, SessionLog};
+use super::log::{EndedSave, LogHome, SessionLog, StartedSave};
 use super::options::{SessionOptions, journal_options};
 use super::owner::SessionName;
 use super::plan::TurnPlan;
@@ -127,6 +127,9 @@ impl OpenSession {
         let opened = Journal::open(&home.path, journal_options(options, u64::MAX));
         let mut opened = opened.map_err(error)?;
         identity.check(name, opened.journal.identity())?;
+        if opened.records.is_empty() {
+            return Err(SessionError::NoSuchSession { name: name.into() });
+        }
         let map = opened.journal.map().map_err(error)?;
         let Replay {
             transcript,
@@ -239,7 +242,7 @@ impl OpenSession {
     ) -> SessionResult<OpenSession> {
         let options = &self.options;
         let quota = self.limits.quota_bytes;
-        let journal = home.as_ref().map(|home| home.create(name, options, quota));
+        let journal = home.as_ref().map(|home| home.begin(name, options, quota));
         let name = self.log.full_name().owner.session(name);
         let log = SessionLog::new(name, home, journal.transpose()?);
         let sequence = match runtime.fork(self.residency.sequence) {
@@ -362,19 +365,36 @@ impl OpenSession {
 
     /// Saves what is new. On failure the conversation goes on, and the next save tries again.
     pub fn save(&mut self, runtime: &Runtime) {
+        if let Some(save) = self.begin_save(runtime) {
+            self.end_save(save.run());
+        }
+    }
+
+    /// Begins a save: what is new is written, and not durable yet. `None` if there is no file, or if it failed. Until it
+    /// has ended, the session may not change.
+    pub fn begin_save(&mut self, runtime: &Runtime) -> Option<StartedSave> {
         let (transcript, residency) = (&mut self.transcript, &mut self.residency);
         let quota = self.limits.quota_bytes;
-        let saved = match (self.log).prepare(transcript, residency, &self.options, quota) {
-            Ok(false) => return,
-            Ok(true) => self.try_save(runtime),
+        let begun = match (self.log).prepare(transcript, residency, &self.options, quota) {
+            Ok(false) => return None,
+            Ok(true) => self.try_begin_save(runtime),
             Err(error) => Err(error),
         };
-        if let Err(error) = saved {
+        begun.unwrap_or_else(|error| {
+            self.log.save_failed(error, &self.transcript);
+            None
+        })
+    }
+
+    /// Takes up what became of a save. On failure the conversation goes on, and the next save tries again.
+    pub fn end_save(&mut self, save: EndedSave) {
+        let (transcript, residency) = (&mut self.transcript, &mut self.residency);
+        if let Err(error) = self.log.end_save(save, transcript, residency) {
             self.log.save_failed(error, &self.transcript);
         }
     }
 
-    pub fn try_save(&mut self, runtime: &Runtime) -> SessionResult {
+    fn try_begin_save(&mut self, runtime: &Runtime) -> SessionResult<Option<StartedSave>> {
         let quota = self.limits.quota_bytes;
         let mut draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
         let waiting = self.log.waiting();
@@ -384,8 +404,17 @@ impl OpenSession {
             drop(draft);
             draft = self.log.draft(runtime, &self.transcript, &self.residency)?;
         }
+        let (transcript, residency) = (&self.transcript, &self.residency);
+        self.log.begin_save(draft, transcript, residency, quota)
+    }
+
+    /// Saves what is new, or says why not.
+    pub fn try_save(&mut self, runtime: &Runtime) -> SessionResult {
+        let Some(save) = self.try_begin_save(runtime)? else {
+            return Ok(());
+        };
         let (transcript, residency) = (&mut self.transcript, &mut self.residency);
-        self.log.commit(draft, transcript, residency, quota)
+        self.log.end_save(save.run(), transcript, residency)
     }
 
     /// Deletes rows of spilled turns from the file, oldest positions first, until the needed bytes and `more` are within

@@ -13,6 +13,7 @@
 
 use super::error::{SessionError, SessionResult};
 use super::limits::SessionSettings;
+use super::log::{RunningSave, StartedSave};
 use super::open_session::OpenSession;
 use super::owner::SessionName;
 use super::record::TurnRecord;
@@ -24,6 +25,7 @@ use super::undo::{Undo, UndoOnDrop};
 use haversack_cache::PositionMode;
 use haversack_engine::runtime::{Runtime, SequenceId};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// What a session is to read.
 #[derive(Clone, Debug)]
@@ -166,6 +168,10 @@ pub struct ReadInProgress {
     /// Turns of this run, of a history.
     turns: Vec<ToldTurn>,
     is_opened: bool,
+    /// The tokens of this run are part of the session.
+    is_taken_in: bool,
+    /// Of this run.
+    save: Option<RunningSave>,
 }
 
 impl ReadInProgress {
@@ -185,6 +191,8 @@ impl ReadInProgress {
             done: 0,
             turns: Vec::new(),
             is_opened: false,
+            is_taken_in: false,
+            save: None,
         }
     }
 
@@ -207,6 +215,33 @@ impl ReadInProgress {
         self.done = (self.done + count).min(self.run.len());
     }
 
+    /// Whether another thread waits for the disk.
+    pub fn is_saving(&self) -> bool {
+        self.save.as_ref().is_some_and(|save| !save.has_ended())
+    }
+
+    /// Waits until it is saved, at most this long.
+    pub fn wait_for(&self, time: Duration) {
+        if let Some(save) = &self.save {
+            save.wait_for(time);
+        }
+    }
+
+    /// Undoes it now, when no other thread writes to its file any more.
+    pub fn abandon(mut self, runtime: &mut Runtime, sessions: &mut Sessions) -> SessionResult {
+        self.end_save(sessions)?;
+        drop(self);
+        sessions.undo_dropped(runtime)
+    }
+
+    fn end_save(&mut self, sessions: &mut Sessions) -> SessionResult {
+        if let Some(save) = self.save.take() {
+            let session = sessions.any_session_mut(self.begun.session)?;
+            session.end_save(save.wait());
+        }
+        Ok(())
+    }
+
     /// With nothing pending: takes what was read into the session, and goes on to the next run. Returns the number of the
     /// fact or state, or 0 of a new session, once all is read; the read is over then.
     pub fn advance(
@@ -214,30 +249,15 @@ impl ReadInProgress {
         runtime: &mut Runtime,
         sessions: &mut Sessions,
     ) -> SessionResult<Option<u64>> {
-        let (id, now_ms, start) = (self.begun.session, self.now_ms, self.begun.start);
+        let (now_ms, start) = (self.now_ms, self.begun.start);
         let number = match &mut self.read {
-            SessionRead::Create { opening, history } => {
-                if !self.is_opened {
-                    if !self.begun.is_computed {
-                        sessions.share_opening(runtime, id, opening)?;
-                    }
-                    let session = sessions.any_session_mut(id)?;
-                    self.begun.sequence = session.residency.sequence;
-                    open_with(session, opening, now_ms);
-                    runtime.set_positions(self.begun.sequence, PositionMode::Compact)?;
-                    self.is_opened = true;
-                }
-                let session = sessions.any_session_mut(id)?;
-                let turns = std::mem::take(&mut self.turns);
-                add_told(session, turns, self.begun.start, now_ms);
-                session.save(runtime);
-                self.begun.start = runtime.position(self.begun.sequence)?;
-                (self.run, self.done) = (Vec::new(), 0);
-                for turn in next_run(runtime, session, history)? {
-                    self.run.extend_from_slice(&turn.tokens);
-                    self.turns.push(turn);
-                }
-                sessions.hold_and_spill(runtime, id)?;
+            SessionRead::Create { .. } if !self.is_taken_in => {
+                self.take_in(runtime, sessions)?;
+                return Ok(None);
+            }
+            SessionRead::Create { .. } => {
+                self.end_save(sessions)?;
+                self.begin_run(runtime, sessions)?;
                 if !self.run.is_empty() {
                     return Ok(None);
                 }
@@ -256,6 +276,47 @@ impl ReadInProgress {
             }
         };
         Ok(Some(number))
+    }
+
+    /// Makes what was read part of a new session, and begins to save it.
+    fn take_in(&mut self, runtime: &mut Runtime, sessions: &mut Sessions) -> SessionResult {
+        let (id, now_ms) = (self.begun.session, self.now_ms);
+        let SessionRead::Create { opening, .. } = &self.read else {
+            return Ok(());
+        };
+        if !self.is_opened {
+            if !self.begun.is_computed {
+                sessions.share_opening(runtime, id, opening)?;
+            }
+            let session = sessions.any_session_mut(id)?;
+            self.begun.sequence = session.residency.sequence;
+            open_with(session, opening, now_ms);
+            runtime.set_positions(self.begun.sequence, PositionMode::Compact)?;
+            self.is_opened = true;
+        }
+        let session = sessions.any_session_mut(id)?;
+        let turns = std::mem::take(&mut self.turns);
+        add_told(session, turns, self.begun.start, now_ms);
+        self.save = session.begin_save(runtime).map(StartedSave::start);
+        self.is_taken_in = true;
+        Ok(())
+    }
+
+    /// The next turns of a history, once those before are saved; none if it has no more.
+    fn begin_run(&mut self, runtime: &mut Runtime, sessions: &mut Sessions) -> SessionResult {
+        let id = self.begun.session;
+        let SessionRead::Create { history, .. } = &mut self.read else {
+            return Ok(());
+        };
+        self.begun.start = runtime.position(self.begun.sequence)?;
+        (self.run, self.done) = (Vec::new(), 0);
+        let session = sessions.any_session_mut(id)?;
+        for turn in next_run(runtime, session, history)? {
+            self.run.extend_from_slice(&turn.tokens);
+            self.turns.push(turn);
+        }
+        self.is_taken_in = false;
+        sessions.hold_and_spill(runtime, id)
     }
 
     /// Reads everything now, beside nothing else.
@@ -415,7 +476,7 @@ fn open_with(session: &mut OpenSession, opening: &Opening, now_ms: u64) {
             .into_iter()
             .for_each(|change| session.log.note(change));
     }
-    session.condensing.outcome = opening.outcome.clone();
+    session.condensing.condensed(opening.outcome.clone());
 }
 
 /// Adds turns that were just read, from position `start` on.

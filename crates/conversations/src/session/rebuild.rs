@@ -20,7 +20,7 @@ use super::condense::{Condense, CondenseError, CondensePiece, CondenseRequest, C
 use super::condensing::{
     CondenseOutcome, Rebuild, RebuildError, RebuildProgress, RebuildReading, RebuiltFact, close,
 };
-use super::error::SessionResult;
+use super::error::{SessionError, SessionResult};
 use super::layout::ChatLayout;
 use super::limits::SessionLimits;
 use super::open_session::{OpenSession, check_persistent};
@@ -73,6 +73,13 @@ pub(super) fn condense_opening(
     let summary = condensed.summary;
     log::info!("the persistent text has {tokens} tokens: {summary}");
     let text = condensed.pieces.into_iter().next().unwrap_or_default();
+    // One sentence that is longer than the limit: nothing would be left.
+    if text.trim().is_empty() {
+        return Err(SessionError::PersistentFull {
+            tokens,
+            max: aim.max,
+        });
+    }
     let verbatim = pieces[0].verbatim_in(&text);
     let outcome = CondenseOutcome::Opening(summary);
     Ok((CondensePiece { text, verbatim }, Some(outcome)))
@@ -285,7 +292,7 @@ impl OpenSession {
             Ok(()) => {
                 log::info!("session {}: {outcome}", self.name());
                 self.counters.condensed += 1;
-                self.condensing.outcome = Some(outcome.clone());
+                self.condensing.condensed(Some(outcome.clone()));
                 RebuildProgress::Swapped(outcome)
             }
             Err(why) => {

@@ -30,6 +30,8 @@ pub struct ContextReport {
     pub parts: u64,
     /// Changes of the capacity since the last answer.
     pub changes: Vec<CapacityChange>,
+    /// What condensing made of the persistent stream since the last answer.
+    pub condensed: Option<CondenseOutcome>,
     /// What was decided before the answer, in words.
     pub plan: String,
     /// There is no encoder: every turn in memory is visible.

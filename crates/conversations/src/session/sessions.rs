@@ -198,8 +198,28 @@ impl Sessions {
         }
     }
 
+    /// After a turn: a change of the device that came meanwhile. Changes that are replayed wait for the next turn, which they
+    /// are recorded for.
+    pub(super) fn follow_after(&mut self, runtime: &mut Runtime, id: SessionId) {
+        if !self.options.replay.is_empty() {
+            return;
+        }
+        let (capacity, reason) = self.grants.device.clone();
+        let Ok(session) = self.session_mut(runtime, id) else {
+            return;
+        };
+        let before = session.limits.capacity;
+        if let Err(error) = session.follow(runtime, (capacity, &reason)) {
+            log::error!("session {}: {error}", session.name());
+        }
+        if session.limits.capacity < before {
+            runtime.give_back();
+        }
+    }
+
     /// Lets the capacity of every session follow what the device has room for, at most what was granted. Turns of idle
-    /// sessions leave memory now; an answering session follows before its next turn.
+    /// sessions leave memory now; an answering session follows when its turn has ended. Not sooner: until then the sequence
+    /// of before the question shares every row, so that nothing would be freed, and a turn is recorded whole.
     pub fn follow_device(&mut self, runtime: &mut Runtime, capacity: usize, reason: &str) {
         self.grants.device = (capacity, reason.to_owned());
         for session in self.slots.values_mut().filter(|s| !s.is_answering) {
@@ -254,7 +274,7 @@ impl Sessions {
         };
         let (home, quota) = (self.home(name), granted.limits.quota_bytes);
         let created = home.as_ref();
-        let created = created.map(|home| home.create(name.name, &self.options, quota));
+        let created = created.map(|home| home.begin(name.name, &self.options, quota));
         let journal = match created {
             Some(Err(error)) if !error.is_disk() => return Err(error),
             Some(created) => created.ok(),
@@ -479,8 +499,8 @@ impl Sessions {
     /// Whether there is a session of this name, open or in a file.
     pub fn exists<'a>(&self, name: impl Into<SessionName<'a>>) -> bool {
         let name = name.into();
-        let path = (self.folder(name.owner)).and_then(|dir| dir.path(name.name).ok());
-        self.opened(name).is_some() || path.is_some_and(|path| path.is_file())
+        let folder = self.folder(name.owner);
+        self.opened(name).is_some() || folder.is_some_and(|folder| folder.has(name.name))
     }
 
     /// Whose session it is.

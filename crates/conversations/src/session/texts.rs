@@ -72,16 +72,19 @@ impl SessionTexts {
         self.opening_with(verbatim, persistent, now_ms, SessionSettings::default())
     }
 
-    /// The same of a session with settings of its own. What cannot be granted is refused.
+    /// The same of a session with settings of its own. What cannot be granted is refused. Where no setting limits what is
+    /// persistent, a text that is longer than usual is kept whole if half of the room holds it with as much for facts as half
+    /// the usual limit; it is noted among the session's settings. A longer one is condensed.
     pub fn opening_with(
         &self,
         verbatim: &str,
         persistent: &str,
         now_ms: u64,
-        own: SessionSettings,
+        mut own: SessionSettings,
     ) -> SessionResult<Opening> {
-        let limits = SessionLimits::of(&own.or(self.options.settings), &self.room)?;
-        let aim = CondenseAim::of(&self.options, &limits);
+        let limits =
+            |own: SessionSettings| SessionLimits::of(&own.or(self.options.settings), &self.room);
+        let mut granted = limits(own)?;
         let separator = match verbatim.is_empty() || persistent.is_empty() {
             true => "",
             false => "\n",
@@ -91,6 +94,18 @@ impl SessionTexts {
             verbatim: verbatim.len(),
         };
         let layout = &self.layout;
+        let is_set = own.or(self.options.settings).persistent_max.is_some();
+        let needs = layout.opening(&piece.text, now_ms)?.len() + granted.persistent_max / 2;
+        if !is_set && needs > granted.persistent_max && needs <= self.room.rows / 2 {
+            let larger = SessionSettings {
+                persistent_max: Some(needs),
+                ..own
+            };
+            if let Ok(limits) = limits(larger) {
+                (own, granted) = (larger, limits);
+            }
+        }
+        let aim = CondenseAim::of(&self.options, &granted);
         let told = piece.text.clone();
         let (piece, outcome) = condense_opening(&*self.condenser, layout, now_ms, piece, aim)?;
         let tokens = layout.opening(&piece.text, now_ms)?;

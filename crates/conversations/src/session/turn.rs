@@ -11,6 +11,7 @@
 use super::condensing::{RebuildReading, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
+use super::log::{RunningSave, StartedSave};
 use super::open_session::{OpenSession, stored_bytes};
 use super::parts::message_parts;
 use super::plan::{TurnRoom, plan};
@@ -159,6 +160,15 @@ impl TurnInProgress {
         match &mut self.stage {
             Stage::Answering(completion) => Some(completion),
             Stage::Telling { .. } | Stage::Closing { .. } => None,
+        }
+    }
+
+    /// Whether the answer has ended: what is left is to read its ending and to save it.
+    pub fn has_answered(&self) -> bool {
+        match &self.stage {
+            Stage::Answering(completion) => completion.is_over(),
+            Stage::Telling { .. } => false,
+            Stage::Closing { .. } => true,
         }
     }
 
@@ -315,6 +325,7 @@ impl PreparedTurn {
         let mut context = session.context(&deferred.done, !has_encoder);
         session.decision.plan = context.plan.clone();
         context.changes = deferred.changes.clone();
+        context.condensed = session.condensing.untold();
         context.parts = match told.len() as u64 {
             0 => 0,
             told => told + 1,
@@ -379,7 +390,7 @@ impl PreparedTurn {
         Ok(number)
     }
 
-    /// Adds the turn to its session and saves it.
+    /// Adds the turn to its session and begins to save it. The session goes on answering until that has ended.
     fn commit(
         mut self,
         runtime: &mut Runtime,
@@ -388,7 +399,7 @@ impl PreparedTurn {
         ending: Vec<u32>,
         embedding: Option<Embedding>,
         now_ms: u64,
-    ) -> SessionResult<TurnAnswer> {
+    ) -> SessionResult<EndedTurn> {
         let end = runtime.position(self.sequence)?;
         let mut tokens = self.question().to_vec();
         tokens.extend_from_slice(&generation.tokens);
@@ -415,24 +426,72 @@ impl PreparedTurn {
             tokens,
         };
         session.add_turn(&record);
+        session.condensing.told();
         if let Some(undo) = undo {
             let condensing = &mut session.condensing;
             condensing.give_back(undo.rebuild, number, &record.tokens);
             runtime.close(undo.backup)?;
         }
-        session.save(runtime);
-        let context = ContextReport {
-            unsaved: session.log.unsaved().cloned(),
-            ..self.context
-        };
-        Ok(TurnAnswer {
+        let save = session
+            .begin_save(runtime)
+            .map(|save| TurnSave::Started(Box::new(save)));
+        session.is_answering = true;
+        let answer = TurnAnswer {
             text: generation.text.clone(),
             tokens: generation.tokens.clone(),
             finish: generation.finish,
             turn: Some(number),
             generation,
-            context,
+            context: self.context,
+        };
+        Ok(EndedTurn {
+            session: self.session,
+            answer,
+            now_ms,
+            save: save.unwrap_or(TurnSave::Done),
         })
+    }
+}
+
+/// A turn that is part of its session and may not be durable yet. The session does nothing else until [`Sessions::finish`].
+#[must_use]
+pub struct EndedTurn {
+    session: SessionId,
+    answer: TurnAnswer,
+    now_ms: u64,
+    save: TurnSave,
+}
+
+enum TurnSave {
+    Done,
+    Started(Box<StartedSave>),
+    Running(Box<RunningSave>),
+}
+
+impl EndedTurn {
+    /// Lets another thread wait for the disk.
+    pub fn save_beside(self) -> EndedTurn {
+        let save = match self.save {
+            TurnSave::Started(save) => TurnSave::Running(Box::new(save.start())),
+            save => save,
+        };
+        EndedTurn { save, ..self }
+    }
+
+    /// Whether [`Sessions::finish`] would not wait.
+    pub fn is_saved(&self) -> bool {
+        match &self.save {
+            TurnSave::Done => true,
+            TurnSave::Started(_) => false,
+            TurnSave::Running(save) => save.has_ended(),
+        }
+    }
+
+    /// Waits until it is saved, at most this long.
+    pub fn wait_for(&self, time: Duration) {
+        if let TurnSave::Running(save) = &self.save {
+            save.wait_for(time);
+        }
     }
 }
 
@@ -666,15 +725,26 @@ impl Sessions {
         }
     }
 
-    /// Makes question and answer a turn of the session. The ending is read first, where the caller has not done so. An
-    /// answer that was cancelled before its first token makes no turn. Both are embedded here unless the caller has done
-    /// so.
+    /// Makes question and answer a turn of the session, and saves it. The ending is read first, where the caller has not done
+    /// so. An answer that was cancelled before its first token makes no turn. Both are embedded here unless the caller has
+    /// done so.
     pub fn end(
         &mut self,
         runtime: &mut Runtime,
         turn: TurnInProgress,
         embedding: Option<Embedding>,
     ) -> SessionResult<TurnAnswer> {
+        let ended = self.end_unsaved(runtime, turn, embedding)?;
+        self.finish(runtime, ended)
+    }
+
+    /// The same as far as it needs no disk; [`Sessions::finish`] does the rest.
+    pub fn end_unsaved(
+        &mut self,
+        runtime: &mut Runtime,
+        turn: TurnInProgress,
+        embedding: Option<Embedding>,
+    ) -> SessionResult<EndedTurn> {
         let said = turn.said();
         let TurnInProgress {
             stage,
@@ -684,20 +754,49 @@ impl Sessions {
         } = turn;
         let (generation, rest) = stage.end();
         let Some(said) = said else {
-            let (id, context) = (prepared.session, prepared.context.clone());
+            let (session, context) = (prepared.session, prepared.context.clone());
             drop(prepared);
-            self.session_mut(runtime, id)?.is_answering = false;
-            return Ok(TurnAnswer {
+            self.undo_dropped(runtime)?;
+            let answer = TurnAnswer {
                 text: String::new(),
                 tokens: Vec::new(),
                 finish: generation.finish,
                 generation,
                 turn: None,
                 context,
+            };
+            return Ok(EndedTurn {
+                session,
+                answer,
+                now_ms,
+                save: TurnSave::Done,
             });
         };
         let embedding = embedding.or_else(|| self.encoder()?.embed(&said).ok());
         self.read_and_commit(runtime, prepared, &rest, generation, embedding, now_ms)
+    }
+
+    /// Waits until a turn is saved, and lets its session go on.
+    pub fn finish(&mut self, runtime: &mut Runtime, ended: EndedTurn) -> SessionResult<TurnAnswer> {
+        let EndedTurn {
+            session: id,
+            mut answer,
+            now_ms,
+            save,
+        } = ended;
+        let session = self.any_session_mut(id)?;
+        match save {
+            TurnSave::Done => {}
+            TurnSave::Started(save) => session.end_save(save.run()),
+            TurnSave::Running(save) => session.end_save(save.wait()),
+        }
+        session.is_answering = false;
+        if answer.turn.is_some() {
+            answer.context.unsaved = session.log.unsaved().cloned();
+            self.keep_limits_now_and_then(now_ms);
+            self.follow_after(runtime, id);
+        }
+        Ok(answer)
     }
 
     /// Undoes a turn now; dropping it would do so at the next call.
@@ -740,8 +839,8 @@ impl Sessions {
         let encoder = self.encoder();
         let said = exchange(text, &generation);
         let embedding = encoder.and_then(|encoder| encoder.embed(&said).ok());
-        let answer =
-            self.read_and_commit(runtime, prepared, &all, generation, embedding, now_ms)?;
+        let ended = self.read_and_commit(runtime, prepared, &all, generation, embedding, now_ms)?;
+        let answer = self.finish(runtime, ended)?;
         Ok(answer.turn.unwrap_or_default())
     }
 
@@ -815,7 +914,7 @@ impl Sessions {
         PreparedTurn::new(runtime, id, session, question, encoder.is_some(), &dropped)
     }
 
-    /// Reads the last tokens of a turn and commits it, or undoes it.
+    /// Reads the last tokens of a turn and commits it, or undoes it. It is not saved yet.
     fn read_and_commit(
         &mut self,
         runtime: &mut Runtime,
@@ -824,7 +923,7 @@ impl Sessions {
         generation: Generation,
         embedding: Option<Embedding>,
         now_ms: u64,
-    ) -> SessionResult<TurnAnswer> {
+    ) -> SessionResult<EndedTurn> {
         let read = match rest {
             [] => Ok(()),
             rest => feed(runtime, prepared.sequence, rest),
@@ -839,9 +938,7 @@ impl Sessions {
             }
         };
         let session = self.any_session_mut(prepared.session)?;
-        let answer = prepared.commit(runtime, session, generation, ending, embedding, now_ms);
-        self.keep_limits_now_and_then(now_ms);
-        answer
+        prepared.commit(runtime, session, generation, ending, embedding, now_ms)
     }
 
     /// Tokens to read behind an answer so that it ends as the template ends it: the last sampled token, which the

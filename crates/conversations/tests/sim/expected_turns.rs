@@ -29,6 +29,7 @@ pub struct ExpectedTurn {
 
 /// A change of a session that succeeded.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a handful of them in a test")]
 pub enum SessionOp {
     Say(ExpectedTurn),
     Fact(String),

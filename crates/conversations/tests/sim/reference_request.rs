@@ -291,6 +291,8 @@ fn check_end(
     let is_right = match done.finish {
         Finish::Length => count == max.min(room),
         Finish::Stop => done.tokens.last().is_some_and(ended),
+        // No request of the simulation asks for it.
+        Finish::Repetition => false,
         Finish::Cancelled => completion.cancels_after.is_some() || request.deadline.is_some(),
     };
     match is_right {

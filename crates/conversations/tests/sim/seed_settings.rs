@@ -38,6 +38,8 @@ pub struct SeedSettings {
     pub may_fail: bool,
     /// Calls to the disk that fail.
     pub disk: Option<JournalFaults>,
+    /// How files are written: a save ends when [`JournalFaults::catch_up`] lets it.
+    pub files: JournalFaults,
     pub sessions: SessionOptions,
     pub has_encoder: bool,
     pub steps: usize,
@@ -66,6 +68,7 @@ impl SeedSettings {
             let fault = pick(dice, &[DiskFault::Full, DiskFault::Broken]);
             JournalFaults::burst(1 + dice.roll(120), 1 + dice.roll(6), fault)
         });
+        let files = disk.clone().unwrap_or_else(JournalFaults::never).late();
         let prefix_dir = one_in(dice, 2).then(|| folder.join("prefixes"));
         let mut settings = SeedSettings {
             kind,
@@ -74,6 +77,7 @@ impl SeedSettings {
             budget: None,
             scheduler: SchedulerOptions {
                 batch: 1 + dice.roll(5),
+                owner_batch: usize::MAX,
                 queue: pick(dice, &[3, 8, 64]),
                 reuse: pick(dice, &[0, 1, 5]),
                 // The runtime's own, below.
@@ -94,10 +98,11 @@ impl SeedSettings {
                 prefix_dir,
                 last: 1 + dice.roll(2),
                 reread_max: 64,
-                journal_io: disk.as_ref().map(JournalFaults::io),
+                journal_io: Some(files.io()),
                 ..SessionOptions::default()
             },
             disk,
+            files,
             has_encoder: one_in(dice, 2),
             steps: 15 + dice.roll(35),
         };

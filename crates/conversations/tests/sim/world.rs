@@ -141,6 +141,9 @@ impl World<'_> {
         let took = pick(&mut self.dice, &[5, 30, 60, 1000, 1000]);
         self.now += Duration::from_millis(took);
         let faults_hit = self.faults_hit();
+        if one_in(&mut self.dice, 2) {
+            self.settings.files.catch_up();
+        }
         let checker = &mut self.checker;
         let stepped =
             (self.scheduler).step(self.now, &mut |id, event| checker.check_event(id, event));
@@ -718,6 +721,7 @@ impl World<'_> {
     /// The process is killed, and another one goes on from the files.
     fn restart(&mut self) -> Check {
         self.log(|| "the process is killed".to_owned());
+        self.settings.files.crash();
         self.checker.drop_all();
         self.rollback = None;
         if self.settings.kind == Scenario::Sessions
@@ -792,6 +796,7 @@ impl World<'_> {
                 .map_err(|e| e.to_string())?;
             checker.turns.insert(id, ReferenceTurn::new(request, None));
             while !scheduler.is_idle() {
+                self.settings.files.catch_up();
                 let stepped =
                     scheduler.step(self.now, &mut |id, event| checker.check_event(id, event));
                 stepped.map_err(|e| e.to_string())?;
