@@ -133,6 +133,7 @@ pub fn model(data: &[u8]) {
         repack: Repack::Off,
         residence: Residence::Auto,
         threads: 1,
+        ..LoadOptions::default()
     };
     let model = match Model::load(&path, &load, &mut |_, _| ()) {
         Ok(model) => model,
@@ -170,6 +171,7 @@ fn tokenizers() -> &'static [Arc<Model>] {
                 repack: Repack::Off,
                 residence: Residence::Auto,
                 threads: 1,
+                ..LoadOptions::default()
             };
             Model::load(&path, &options, &mut |_, _| ()).expect("a sound model")
         };

@@ -84,6 +84,7 @@ impl Client {
         let places = options.batch + options.queue;
         let scheduler = SchedulerOptions {
             batch: options.batch,
+            owner_batch: options.owner_share(options.batch),
             // Places are counted here.
             queue: places,
             reuse: options.prefix_cache,
@@ -101,8 +102,8 @@ impl Client {
         let (commands, thread) = spawned.map_err(Error::Thread)?;
         Ok(Client {
             commands,
-            places: Places::new(places),
-            command_places: Places::new(COMMANDS_MAX),
+            places: Places::new(places, options.owner_share(places)),
+            command_places: Places::new(COMMANDS_MAX, COMMANDS_MAX),
             pulse,
             metrics,
             notices,
@@ -163,7 +164,7 @@ impl Client {
 
     /// How the engine is, without asking its thread.
     pub fn health(&self) -> EngineHealth {
-        let taken = (self.options.batch + self.options.queue).saturating_sub(self.places.free());
+        let taken = self.places.taken();
         let active = self.metrics.active().min(taken);
         EngineHealth {
             status: match (self.pulse.has_ended(), self.is_stopping()) {
@@ -177,9 +178,9 @@ impl Client {
         }
     }
 
-    /// Fails where a request would find no place now.
-    pub fn check_place(&self) -> Result<(), Error> {
-        match self.places.free() {
+    /// Fails where a request of this owner would find no place now.
+    pub fn check_place(&self, owner: Owner) -> Result<(), Error> {
+        match self.places.free(owner) {
             _ if self.is_stopping() => Err(Error::Closed),
             0 => Err(self.refused()),
             _ => Ok(()),
@@ -216,7 +217,7 @@ impl Client {
         }
     }
 
-    /// Takes places for all requests or none, at once and without a lock, and hands them to the scheduler.
+    /// Takes places for all requests, which are one owner's, or none, at once, and hands them to the scheduler.
     fn offer(
         &self,
         requests: Vec<Request>,
@@ -225,7 +226,9 @@ impl Client {
         if self.is_stopping() {
             return Err(Error::Closed);
         }
-        let permits = self.places.try_acquire(requests.len());
+        let owner = requests.first().map(|request| request.owner.owner);
+        let owner = owner.unwrap_or_default();
+        let permits = self.places.try_acquire(owner, requests.len());
         let permits = permits.ok_or_else(|| self.refused())?;
         let (events, receiver) = bounded(options.max_behind);
         let ids = self.ask_now(move |thread| {
@@ -289,17 +292,30 @@ impl Client {
         &self,
         command: impl FnOnce(&mut EngineThread) -> Result<T, E> + Send + 'static,
     ) -> Reply<T> {
-        match self.command_places.try_acquire(1) {
-            Some(place) => self.ask_now(move |thread| {
-                drop(place);
-                command(thread)
-            }),
-            None => {
-                let (to, reply) = reply();
-                to.send(Err::<T, Error>(Error::Busy));
-                reply
-            }
+        let (command, reply) = self.with_place(command);
+        if let Some(command) = command {
+            let _ = self.commands.send(command);
         }
+        reply
+    }
+
+    /// The command, if there is a place for it, and where its result arrives.
+    fn with_place<T: Send + 'static, E: Into<Error>>(
+        &self,
+        command: impl FnOnce(&mut EngineThread) -> Result<T, E> + Send + 'static,
+    ) -> (Option<Command>, Reply<T>) {
+        let (to, reply) = reply();
+        let Some(place) = self.command_places.try_acquire(Owner::default(), 1) else {
+            to.send(Err::<T, Error>(Error::Busy));
+            return (None, reply);
+        };
+        let command: Command = Box::new(move |thread| {
+            drop(place);
+            if !to.is_closed() {
+                to.send(command(thread));
+            }
+        });
+        (Some(command), reply)
     }
 
     /// For what has a place already. A command whose caller has stopped waiting is not executed.
@@ -321,6 +337,7 @@ impl Client {
         let _ = self.commands.send(Box::new(command));
     }
 
+    /// Of the conversation of this name, behind its last turn.
     fn ask_scheduler<'a, T: Send + 'static>(
         &self,
         name: impl Into<SessionName<'a>>,
@@ -329,8 +346,13 @@ impl Client {
         + 'static,
     ) -> Reply<T> {
         let SessionName { owner, name } = name.into();
-        let name = name.to_owned();
-        self.ask(move |thread| command(thread.driver.scheduler_mut(), owner.session(&name)))
+        let (name, of) = (name.to_owned(), name.to_owned());
+        let (command, reply) = self
+            .with_place(move |thread| command(thread.driver.scheduler_mut(), owner.session(&name)));
+        if let Some(command) = command {
+            self.tell(move |thread| thread.follow_turn(owner, of, command));
+        }
+        reply
     }
 
     /// Of the conversation of this name, which is opened first.
@@ -461,7 +483,7 @@ impl Client {
     }
 
     fn set_device(&self, set: impl FnOnce(&mut Device) + Send + 'static) {
-        let Some(place) = self.command_places.try_acquire(1) else {
+        let Some(place) = self.command_places.try_acquire(Owner::default(), 1) else {
             log::warn!("what was said of the device is not heard: too many commands wait");
             return;
         };
@@ -478,6 +500,8 @@ impl Client {
         &self,
         shape: &haversack_grammar::Shape,
     ) -> Result<Box<dyn haversack_engine::sample::Constraint>, Error> {
+        // What is refused is refused whatever room there is.
+        let shape = shape.check()?;
         let reserve = |bytes| self.reserve(bytes).wait();
         let release = |bytes| self.release(bytes);
         let vocabulary = self
@@ -485,7 +509,7 @@ impl Client {
             .get(self.model.tokenizer(), reserve, release)?;
         let needs = shape.compiling_bytes();
         reserve(needs)?;
-        let compiled = vocabulary.compile(shape);
+        let compiled = vocabulary.compile_checked(shape);
         release(needs);
         Ok(compiled?)
     }

@@ -138,7 +138,9 @@ fn of_runtime(error: &RuntimeError) -> ErrorKind {
     match error {
         RuntimeError::Bounds(BoundsError::Budget { .. }) => ErrorKind::OutOfMemory,
         RuntimeError::Bounds(_) | RuntimeError::Params(_) => ErrorKind::InvalidInput,
-        RuntimeError::Measurement(_) | RuntimeError::Cache(_) => ErrorKind::OutOfMemory,
+        RuntimeError::Measurement(_) | RuntimeError::Probe { .. } | RuntimeError::Cache(_) => {
+            ErrorKind::OutOfMemory
+        }
     }
 }
 

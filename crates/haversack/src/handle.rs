@@ -13,14 +13,12 @@ use haversack_conversations::session::{
 };
 use haversack_engine::device::Thermal;
 use haversack_engine::encoder::{Encoder, EncoderOptions};
-use haversack_engine::kv_quality::probe;
 use haversack_engine::runtime::adaptive;
 use haversack_engine::runtime::{KvMemory, Runtime};
 use haversack_engine::{
     Codec, KvForm, KvOptions, LoadOptions, Model, Policy, Repack, Retention, RuntimeOptions,
 };
 use haversack_memory::{Backing, bytes};
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -243,15 +241,7 @@ impl EngineBuilder {
         let model = Model::load(&self.path, &self.load, &mut |_, _| ())?;
         self.runtime = self.runtime.with_device_budget(&model);
         if adaptive::needs_plan(&self.runtime) {
-            let (threads, depth) = (self.runtime.threads, self.runtime.retention.adaptive.depth);
-            let dir = self.runtime.cache_dir.as_deref();
-            let go_on = &mut |_| ControlFlow::Continue(());
-            if let Some(probe) = probe::load_or_measure(&model, threads, depth, dir, go_on)
-                .map_err(haversack_engine::RuntimeError::Measurement)?
-            {
-                let planned = adaptive::with_probe(model.config(), &self.runtime, &probe);
-                self.runtime = planned.map_err(haversack_engine::RuntimeError::from)?;
-            }
+            self.runtime = adaptive::resolve(&model, &self.runtime)?;
         }
         let runtime = Runtime::new(model, &self.runtime)?;
         let sessions = match self.runtime.retention.policy {

@@ -70,7 +70,7 @@ impl Metrics {
     pub(crate) fn count_end(&mut self, finish: Finish) {
         match finish {
             Finish::Cancelled => self.cancelled += 1,
-            Finish::Stop | Finish::Length => self.completed += 1,
+            Finish::Stop | Finish::Repetition | Finish::Length => self.completed += 1,
         }
     }
 

@@ -6,10 +6,22 @@ pub struct EngineOptions {
     pub batch: usize,
     /// Requests that may wait besides those.
     pub queue: usize,
+    /// Several owners send requests: each leaves a quarter of both to others.
+    pub several_owners: bool,
     /// Requests whose keys and values are kept for prompts that begin alike.
     pub prefix_cache: usize,
     /// Log alerts and changes of the device. Not for an engine with one caller, who sees both in the answers.
     pub logs: bool,
+}
+
+impl EngineOptions {
+    /// Of `places`, how many one owner may take.
+    pub(crate) fn owner_share(&self, places: usize) -> usize {
+        match self.several_owners {
+            true => (places - places / 4).max(1),
+            false => places,
+        }
+    }
 }
 
 impl Default for EngineOptions {
@@ -17,6 +29,7 @@ impl Default for EngineOptions {
         EngineOptions {
             batch: 8,
             queue: 64,
+            several_owners: false,
             prefix_cache: 16,
             logs: true,
         }

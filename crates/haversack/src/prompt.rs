@@ -9,6 +9,7 @@ use haversack_conversations::session::Requester;
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{Constraint, SampleOptions};
 use haversack_memory::clock::now_ms;
+use haversack_text::chat::MessageSpan;
 use haversack_text::tokenizer::EncodeOptions;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,9 +33,7 @@ pub struct Prompt {
     client: Arc<Client>,
     target: Target,
     text: String,
-    max_tokens: Option<usize>,
-    ignores_end: bool,
-    stop: Vec<String>,
+    options: GenerateOptions,
     sample: SampleOptions,
     constraint: Option<Box<dyn Constraint>>,
     #[cfg(feature = "grammar")]
@@ -44,6 +43,7 @@ pub struct Prompt {
     timeout: Option<Duration>,
     continues: bool,
     borders: Vec<usize>,
+    messages: Vec<MessageSpan>,
 }
 
 impl Prompt {
@@ -63,14 +63,15 @@ impl Prompt {
         Prompt {
             client,
             text,
-            // A session has a usual length of its own.
-            max_tokens: match target {
-                Target::Conversation(_) => None,
-                Target::Completion | Target::Tokens(_) => Some(MAX_TOKENS),
+            options: GenerateOptions {
+                // A session has a usual length of its own.
+                tokens_max: match target {
+                    Target::Conversation(_) => None,
+                    Target::Completion | Target::Tokens(_) => Some(MAX_TOKENS),
+                },
+                ..GenerateOptions::default()
             },
             target,
-            ignores_end: false,
-            stop: Vec::new(),
             sample: SampleOptions::default(),
             constraint: None,
             #[cfg(feature = "grammar")]
@@ -80,6 +81,7 @@ impl Prompt {
             timeout: None,
             continues: false,
             borders: Vec::new(),
+            messages: Vec::new(),
         }
     }
 
@@ -87,13 +89,21 @@ impl Prompt {
     /// room for is refused. `None`: what is usual in a conversation; otherwise until the model ends it or the context is
     /// full.
     pub fn max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Prompt {
-        self.max_tokens = tokens.into();
+        self.options.tokens_max = tokens.into();
         self
     }
 
     /// Goes on where the model would end the answer.
     pub fn ignore_end(mut self, ignores: bool) -> Prompt {
-        self.ignores_end = ignores;
+        self.options.ignore_end = ignores;
+        self
+    }
+
+    /// Ends an answer that repeats itself over and over
+    /// ([`Finish::Repetition`](haversack_engine::runtime::Finish::Repetition)); off unless said, and never with
+    /// [`Prompt::ignore_end`].
+    pub fn stop_repetition(mut self, stops: bool) -> Prompt {
+        self.options.stop_repetition = stops;
         self
     }
 
@@ -123,7 +133,8 @@ impl Prompt {
         self
     }
 
-    /// Replaces all sampling options at once.
+    /// Replaces all sampling options at once; those that suit the model are
+    /// [`Model::sampling_defaults`](haversack_engine::Model::sampling_defaults).
     pub fn sample(mut self, options: SampleOptions) -> Prompt {
         self.sample = options;
         self
@@ -131,13 +142,13 @@ impl Prompt {
 
     /// Ends the answer where this text comes, which is not part of it.
     pub fn stop(mut self, text: impl Into<String>) -> Prompt {
-        self.stop.push(text.into());
+        self.options.stop.push(text.into());
         self
     }
 
     /// The same for several texts.
     pub fn stops(mut self, texts: impl IntoIterator<Item = String>) -> Prompt {
-        self.stop.extend(texts);
+        self.options.stop.extend(texts);
         self
     }
 
@@ -170,6 +181,14 @@ impl Prompt {
     /// token depends on it.
     pub fn borders(mut self, borders: Vec<usize>) -> Prompt {
         self.borders = borders;
+        self
+    }
+
+    /// Where the messages of a prompt in tokens are
+    /// ([`EncodedChat::messages`](haversack_text::chat::EncodedChat::messages)): a policy that evicts rows keeps the system
+    /// message and headers, or evicts whole turns.
+    pub fn messages(mut self, messages: Vec<MessageSpan>) -> Prompt {
+        self.messages = messages;
         self
     }
 
@@ -217,7 +236,7 @@ impl Prompt {
 
     /// Every token, and the end: an answer may be read whenever its owner likes.
     fn event_options(&self) -> EventOptions {
-        let max = self.max_tokens.unwrap_or(BEHIND_MAX);
+        let max = self.options.tokens_max.unwrap_or(BEHIND_MAX);
         EventOptions {
             max_behind: max.saturating_add(1),
             ..EventOptions::default()
@@ -235,16 +254,11 @@ impl Prompt {
     fn request(mut self) -> Result<Request, Error> {
         let constraint = self.constrained()?;
         let model = self.client.model().clone();
-        let mut stop = std::mem::take(&mut self.stop);
+        let mut options = std::mem::take(&mut self.options);
         if matches!(self.target, Target::Conversation(_)) && constraint.is_none() {
             let usual = model.template().stop_strings().iter();
-            stop.extend(usual.map(|text| text.to_string()));
+            options.stop.extend(usual.map(|text| text.to_string()));
         }
-        let options = GenerateOptions {
-            tokens_max: self.max_tokens,
-            stop,
-            ignore_end: self.ignores_end,
-        };
         let deadline = self.timeout.map(|timeout| self.client.now() + timeout);
         let kind = match self.target {
             Target::Tokens(prompt) => RequestKind::Completion { prompt, rows: None },
@@ -280,6 +294,7 @@ impl Prompt {
             deadline,
             continues: self.continues,
             borders: self.borders,
+            messages: self.messages,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The thread that owns a driver: takes commands, reads the device and the clock, steps.
 
 use crate::driver::Driver;
+use haversack_conversations::session::Owner;
 use haversack_engine::device::{Thermal, governor};
 use haversack_memory::{Reading, Readings, ThermalZones};
 use std::sync::Arc;
@@ -126,8 +127,16 @@ pub(crate) struct EngineThread {
     pub driver: Driver,
     pub device: Device,
     commands: Receiver<Command>,
+    /// Commands of conversations whose last turn has ended its answer and is not saved yet.
+    behind_turns: Vec<FollowingCommand>,
     pulse: Arc<Pulse>,
     pub is_stopping: bool,
+}
+
+struct FollowingCommand {
+    owner: Owner,
+    name: String,
+    command: Command,
 }
 
 pub(crate) fn spawn(
@@ -140,6 +149,7 @@ pub(crate) fn spawn(
         driver,
         device: Device::open(),
         commands,
+        behind_turns: Vec::new(),
         pulse,
         is_stopping: false,
     };
@@ -156,8 +166,27 @@ impl EngineThread {
         while self.take_commands() {
             self.observe();
             self.driver.step(self.pulse.now());
+            for follows in std::mem::take(&mut self.behind_turns) {
+                self.follow_turn(follows.owner, follows.name, follows.command);
+            }
         }
         self.driver.close();
+    }
+
+    /// Executes a command of a conversation, behind the turn that has ended its answer there, if there is one: while that is
+    /// saved, others go on.
+    pub fn follow_turn(&mut self, owner: Owner, name: String, command: Command) {
+        let mut earlier = self.behind_turns.iter();
+        let waits = earlier.any(|earlier| earlier.owner == owner && earlier.name == name)
+            || (self.driver.scheduler()).is_ending_turn(owner.session(&name));
+        match waits {
+            true => self.behind_turns.push(FollowingCommand {
+                owner,
+                name,
+                command,
+            }),
+            false => command(self),
+        }
     }
 
     /// Executes the commands that wait; blocks while there is nothing to compute. `false`: the engine ends.

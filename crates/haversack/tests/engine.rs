@@ -6,14 +6,15 @@ use common::builder;
 use haversack::engine::device::Thermal;
 use haversack::engine::runtime::Finish;
 use haversack::engine::sample::{Constraint, ConstraintError, SampleOptions};
-use haversack::engine::{Policy, Retention};
+use haversack::engine::{LoadOptions, Model, Policy, Retention, Runtime, RuntimeOptions};
 use haversack::memory::CountedHeap;
 use haversack::scheduler::Request;
-use haversack::session::SessionRead;
+use haversack::session::{SessionOptions, SessionRead, Sessions};
 use haversack::{
-    Answer, AnswerEvent, Client, ContextSeen, Conversation, Engine, EngineStatus, Error, ErrorKind,
-    EventOptions, Owner, Pressure, Rewound, SessionName,
+    Answer, AnswerEvent, Client, ContextSeen, Conversation, Engine, EngineOptions, EngineStatus,
+    Error, ErrorKind, EventOptions, Owner, Pressure, Rewound, SessionName,
 };
+use haversack_testing::JournalFaults;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::mpsc::{Receiver, channel};
@@ -314,6 +315,70 @@ fn an_answer_can_be_stopped() {
     assert!(tokens < 100, "{tokens}");
 }
 
+/// A command of a conversation follows the answer that has ended there, also one that was stopped, and finds it saved. While the
+/// disk stands still the command waits, and neither the engine nor another answer does: the engine's thread once waited in its
+/// place.
+#[test]
+fn a_command_follows_the_answer_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::load(
+        &common::model(dir.path()),
+        &LoadOptions::default(),
+        &mut |_, _| (),
+    );
+    let options = RuntimeOptions {
+        retention: Retention::managed(),
+        threads: 1,
+        ..RuntimeOptions::default()
+    };
+    let runtime = Runtime::new(model.unwrap(), &options).unwrap();
+    let disk = JournalFaults::never();
+    let options = SessionOptions {
+        dir: Some(dir.path().join("sessions")),
+        journal_io: Some(disk.io()),
+        ..SessionOptions::default()
+    };
+    let sessions = Sessions::new(&runtime, options).unwrap();
+    let engine = Engine::with_runtime(runtime, Some(sessions), EngineOptions::default()).unwrap();
+    let anna = engine.conversation("anna").open().unwrap();
+    disk.clone().late();
+    for (turn, is_stopped) in [false, true].into_iter().enumerate() {
+        let prompt = anna.say("one").max_tokens(if is_stopped { 900 } else { 2 });
+        let options = EventOptions {
+            max_behind: 1000,
+            ..EventOptions::default()
+        };
+        let mut events = prompt.ignore_end(true).events(options).unwrap();
+        for _ in 0..2 {
+            let event = events.recv().unwrap().1;
+            assert!(matches!(event, AnswerEvent::Token { .. }), "{event:?}");
+        }
+        if is_stopped {
+            events.stop();
+        }
+        // The turn has been read to its end, and another answer comes and goes.
+        let other = || engine.complete("a").max_tokens(20).ignore_end(true).run();
+        other().unwrap();
+        let mut view = pin!(engine.client().view("anna", 9));
+        other().unwrap();
+        let mut polled = || view.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled().is_pending(), "before the turn is saved");
+        disk.catch_up();
+        until("the command is executed", || {
+            disk.catch_up();
+            engine.metrics().active == 0
+        });
+        let view = loop {
+            if let Poll::Ready(view) = polled() {
+                break view.unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(view.turns.len(), turn + 1);
+        assert!(view.stats.unsaved.is_none());
+    }
+}
+
 #[test]
 fn two_conversations_at_once_say_what_each_says_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -494,35 +559,36 @@ fn a_history_is_imported_beside_an_answer() {
     let engine = builder(dir.path()).sessions(files).start().unwrap();
     let client = engine.client();
     let turn = |i| (format!("What is {i}?"), format!("It is {i}."));
-    let turns: Vec<_> = (0..200).map(turn).collect();
-    let read = || {
+    let turns: Vec<_> = (0..1000).map(turn).collect();
+    let read = |count: usize| {
         let texts = client.texts().unwrap();
         let go_on = &mut || std::ops::ControlFlow::Continue(());
         SessionRead::Create {
             opening: texts.opening("", "Be brief.", 0).unwrap(),
-            history: texts.history(&turns, go_on).unwrap(),
+            history: texts.history(&turns[..count], go_on).unwrap(),
         }
     };
     let answer = endless(&engine, 1500);
     let sampled = || engine.metrics().sampled_tokens;
     until("the answer begins", || sampled() > 2);
     let before = sampled();
-    let imported = client.read_blocking(Request::read("anna", read(), 0));
+    let imported = client.read_blocking(Request::read("anna", read(200), 0));
     assert_eq!(imported.unwrap(), 0);
     assert!(sampled() > before + 20, "{} tokens", sampled() - before);
     assert_eq!(client.view("anna", 300).wait().unwrap().turns.len(), 200);
-    let import = vec![Request::read("ben", read(), 0)];
+    let import = vec![Request::read("ben", read(200), 0)];
     let left = client.submit_blocking(import, EventOptions::default());
     drop(left.unwrap());
     assert!(!client.open("ben").wait().unwrap());
+    drop(answer);
+    until("nothing is computed", || engine.metrics().active == 0);
     let stopped = std::thread::scope(|scope| {
-        let import = scope.spawn(|| client.read_blocking(Request::read("cleo", read(), 0)));
-        until("the import begins", || engine.metrics().active == 2);
+        let import = scope.spawn(|| client.read_blocking(Request::read("cleo", read(1000), 0)));
+        until("the import begins", || engine.metrics().active == 1);
         client.stop();
         import.join().unwrap()
     });
     assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Closed);
-    drop(answer);
     engine.close().unwrap();
 }
 
