@@ -4,15 +4,19 @@
 //! Whatever waits here is a future: where the client leaves, it is dropped and nothing is done for it.
 
 use crate::limits;
-use haversack::Error;
+use haversack::memory::background;
+use haversack::{Error, Owner};
+use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub struct Admission {
     /// For requests whose bodies are read or worked on.
     bodies: Arc<Semaphore>,
-    /// Threads that parse bodies and make tokens of texts.
+    /// Threads that make tokens of texts.
     workers: Arc<Semaphore>,
+    /// The thread that parses long bodies and makes tokens of long texts.
+    long_worker: Arc<Semaphore>,
     /// The thread that compiles schemas and regular expressions: a slow one holds up others of its kind only.
     compilers: Arc<Semaphore>,
 }
@@ -23,8 +27,48 @@ impl Default for Admission {
         Admission {
             bodies: places(limits::BODIES),
             workers: places(limits::WORKERS),
+            long_worker: places(1),
             compilers: places(1),
         }
+    }
+}
+
+/// Places for clients of `/v1/events`. With several owners each has three quarters of them at most.
+pub struct Subscribers {
+    all: Arc<Semaphore>,
+    /// Empty if there is one owner.
+    of_owner: HashMap<Owner, Arc<Semaphore>>,
+}
+
+/// A place of a subscriber, free again when it is dropped.
+pub struct SubscriberPlace {
+    _of_owner: Option<OwnedSemaphorePermit>,
+    _of_all: OwnedSemaphorePermit,
+}
+
+impl Subscribers {
+    pub fn new(owners: impl IntoIterator<Item = Owner>) -> Subscribers {
+        let share = limits::SUBSCRIBERS / 4 * 3;
+        let of_owner = owners.into_iter();
+        let of_owner = of_owner.map(|owner| (owner, Arc::new(Semaphore::new(share))));
+        let of_owner: HashMap<_, _> = of_owner.collect();
+        let several = of_owner.len() > 1;
+        Subscribers {
+            all: Arc::new(Semaphore::new(limits::SUBSCRIBERS)),
+            of_owner: if several { of_owner } else { HashMap::new() },
+        }
+    }
+
+    /// A place, at once or not at all.
+    pub fn place(&self, owner: Owner) -> Result<SubscriberPlace, Error> {
+        let take = |places: &Arc<Semaphore>| {
+            let place = places.clone().try_acquire_owned();
+            place.map_err(|_| Error::Busy)
+        };
+        Ok(SubscriberPlace {
+            _of_owner: self.of_owner.get(&owner).map(take).transpose()?,
+            _of_all: take(&self.all)?,
+        })
     }
 }
 
@@ -37,12 +81,21 @@ impl Admission {
             .map_err(|_| Error::Busy)
     }
 
-    /// Runs `work` on a thread that may block, once there is one for it.
+    /// Works on a text of this many bytes on a thread that may block, once there is one for it.
     pub async fn run<T: Send + 'static>(
         &self,
+        bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        run_on(&self.workers, work).await
+        if is_long(bytes) {
+            return run_slowly(&self.long_worker, work).await;
+        }
+        let thread = place(&self.workers).await?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let _thread = thread;
+            work()
+        });
+        worked.await.map_err(|_| Error::Closed)
     }
 
     /// The same for work that compiles what an answer must look like.
@@ -50,21 +103,35 @@ impl Admission {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        run_on(&self.compilers, work).await
+        run_slowly(&self.compilers, work).await
     }
 }
 
-async fn run_on<T: Send + 'static>(
+pub fn is_long(bytes: usize) -> bool {
+    bytes > limits::LONG_BYTES
+}
+
+/// A thread's place. The work holds it, not the client: a client that leaves does not free a thread that still works.
+async fn place(threads: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
+    let place = tokio::time::timeout(limits::WORKER_WAIT, threads.clone().acquire_owned());
+    let place = place.await.map_err(|_| Error::Busy)?;
+    place.map_err(|_| Error::Closed)
+}
+
+/// On a thread of its own, of low priority. A priority cannot be raised again, so no other work runs there.
+async fn run_slowly<T: Send + 'static>(
     threads: &Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    let thread = tokio::time::timeout(limits::WORKER_WAIT, threads.clone().acquire_owned());
-    let thread = thread.await.map_err(|_| Error::Busy)?;
-    // Held by the work, not by the client: a client that leaves does not free a thread that still works.
-    let worked = tokio::task::spawn_blocking(move || {
-        let _thread = thread;
-        work()
+    let place = place(threads).await?;
+    let (done, worked) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("long request".to_owned());
+    let spawned = thread.spawn(move || {
+        background::lower_priority();
+        let _place = place;
+        let _ = done.send(work());
     });
+    spawned.map_err(Error::Thread)?;
     worked.await.map_err(|_| Error::Closed)
 }
 
@@ -86,6 +153,25 @@ mod tests {
         assert!(admission.body().is_ok());
     }
 
+    #[test]
+    fn an_owner_leaves_places_for_others() {
+        let [anna, ben] = ["anna", "ben"].map(|name| Owner::new(name).unwrap());
+        let take = |subscribers: &Subscribers, owner| {
+            let place = || subscribers.place(owner).ok();
+            std::iter::from_fn(place).collect::<Vec<_>>()
+        };
+        let two = Subscribers::new([anna, ben]);
+        let places = take(&two, anna);
+        assert_eq!(places.len(), 24);
+        assert_eq!(take(&two, ben).len(), 8);
+        drop(places);
+        assert_eq!(take(&two, ben).len(), 24);
+        for owners in [vec![], vec![anna]] {
+            let one = Subscribers::new(owners);
+            assert_eq!(take(&one, anna).len(), limits::SUBSCRIBERS);
+        }
+    }
+
     /// Work that waits for its thread is dropped with its client, and one kind of work does not hold up the other.
     #[test]
     fn work_for_a_client_that_left_is_not_done() {
@@ -101,7 +187,8 @@ mod tests {
                 assert!(is_pending(left.as_mut()).await);
             }
             assert_eq!(Arc::strong_count(&done), 1);
-            assert!(admission.run(|| true).await.unwrap());
+            assert!(admission.run(9, || true).await.unwrap());
+            assert!(admission.run(limits::BODY_BYTES, || true).await.unwrap());
             go.send(()).unwrap();
             assert!(slow.await.unwrap());
         });

@@ -124,6 +124,9 @@ async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<R
             "logprobs": head.logprobs(logprobs, &mut 0),
             "finish_reason": choice.finish_reason(finish),
         });
+        if let Some(by) = finish.stopped_by() {
+            one["stopped_by"] = json!(by);
+        }
         match head.api {
             Api::Chat => one["message"] = message(parsed),
             Api::Completions => one["text"] = json!(text),
@@ -189,7 +192,10 @@ impl AnswerWriter for Events {
                 self.completion_tokens += report.tokens;
                 self.open -= 1;
                 let reason = self.choices[i].finish_reason(finish);
-                let choice = self.head.delta(i, json!({}), Some(reason));
+                let mut choice = self.head.delta(i, json!({}), Some(reason));
+                if let Some(by) = finish.stopped_by() {
+                    choice["stopped_by"] = json!(by);
+                }
                 let mut part = self.head.part(true, vec![choice]);
                 part["context"] = context_json(&report.context);
                 self.push(&part);
@@ -424,6 +430,7 @@ fn context_json(seen: &ContextSeen) -> Json {
                 "capacity": change.capacity,
                 "reason": change.reason,
             })),
+            "condensed": context.condensed.as_ref().map(ToString::to_string),
             "plan": context.plan,
             "unjudged": context.unjudged,
             "unsaved": context.unsaved.as_ref().map(ToString::to_string),

@@ -1,6 +1,7 @@
 //! Reading a request's body: a place first, then memory for its bytes and what they may become, then the bytes, within limits
 //! on size, time and nesting.
 
+use super::admission::is_long;
 use super::fail::Fail;
 use super::limits;
 use super::state::ServerState;
@@ -8,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use haversack::Owner;
 use haversack::memory::{HeapBudget, HeapReservation};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
@@ -20,6 +22,8 @@ pub struct JsonBody<T>(pub T, pub BodyPermit);
 
 /// A place among the bodies, and memory for what a text may become.
 pub struct BodyPermit {
+    /// Of the body.
+    pub bytes: usize,
     reserved: HeapReservation,
     _place: OwnedSemaphorePermit,
 }
@@ -37,14 +41,19 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<ServerState>> for Jso
         let place = admission.body()?;
         let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
         let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
-        let prepared = prepared_bytes(&bytes);
+        let scan = Scan::of(&bytes);
+        scan.check_depth()?;
+        let prepared = PREPARED * bytes.len();
+        let len = bytes.len();
+        let needs = scan.parsed_bytes(len) + prepared;
         let mut permit = BodyPermit {
-            reserved: reserve(heap, parsed_bytes(&bytes) + prepared).await?,
+            bytes: len,
+            reserved: reserve(heap, needs, is_long(len)).await?,
             _place: place,
         };
-        let parsed = match bytes.len() <= limits::PARSE_BYTES {
-            true => parse(&bytes),
-            false => admission.run(move || parse(&bytes)).await?,
+        let parsed = match is_long(len) {
+            false => parse(&bytes),
+            true => admission.run(len, move || parse(&bytes)).await?,
         };
         // Counted as a part of the heap from here on.
         permit.reserved.shrink_to(prepared);
@@ -59,10 +68,11 @@ impl FromRequestParts<Arc<ServerState>> for QueuePlace {
     type Rejection = Fail;
 
     async fn from_request_parts(
-        _: &mut Parts,
+        head: &mut Parts,
         server: &Arc<ServerState>,
     ) -> Result<QueuePlace, Fail> {
-        server.client().check_place()?;
+        let owner = head.extensions.get::<Owner>().copied();
+        server.client().check_place(owner.unwrap_or_default())?;
         Ok(QueuePlace)
     }
 }
@@ -88,10 +98,19 @@ fn check_kind(headers: &HeaderMap) -> Result<(), Fail> {
 
 /// Waits for the engine to make room, which it does before its next step; then refuses a body that the budget has no
 /// room for, and the client is told to try again.
-async fn reserve(heap: &Arc<HeapBudget>, bytes: usize) -> Result<HeapReservation, Fail> {
+async fn reserve(
+    heap: &Arc<HeapBudget>,
+    bytes: usize,
+    is_long: bool,
+) -> Result<HeapReservation, Fail> {
     let until = tokio::time::Instant::now() + limits::BODY_ROOM;
+    let free_share = if is_long {
+        limits::LONG_FREE_SHARE
+    } else {
+        0.0
+    };
     loop {
-        match heap.reserve(bytes) {
+        match heap.reserve_beside(bytes, free_share) {
             Ok(reserved) => return Ok(reserved),
             Err(_) if tokio::time::Instant::now() < until => {
                 tokio::time::sleep(limits::BODY_ROOM / 40).await;
@@ -105,17 +124,7 @@ async fn reserve(heap: &Arc<HeapBudget>, bytes: usize) -> Result<HeapReservation
 const OBJECT_BYTES: usize = 704;
 const VALUE_BYTES: usize = 72;
 
-/// What parsing takes at most beside the body: its strings, and its values.
-fn parsed_bytes(bytes: &[u8]) -> usize {
-    let scan = Scan::of(bytes);
-    bytes.len() + scan.objects * OBJECT_BYTES + scan.values * VALUE_BYTES
-}
-
-/// What the text of a body may take until it is tokens: as the template renders it, in pieces, and as ids.
-fn prepared_bytes(bytes: &[u8]) -> usize {
-    PREPARED * bytes.len()
-}
-
+/// What each byte of text may take until it is tokens: as the template renders it, in pieces, and as ids.
 const PREPARED: usize = 8;
 
 /// All of a body. One that announces too many bytes is refused before it is read, as is one that there is no memory for.
@@ -130,7 +139,7 @@ async fn whole(mut body: Body, heap: &Arc<HeapBudget>) -> Result<Vec<u8>, Fail> 
     }
     let announced = body.size_hint().upper();
     let announced = announced.map_or(max, |n| n.min(max as u64) as usize);
-    let reserved = reserve(heap, announced).await?;
+    let reserved = reserve(heap, announced, is_long(announced)).await?;
     let mut bytes = Vec::with_capacity(announced);
     drop(reserved);
     loop {
@@ -155,11 +164,6 @@ fn slow() -> Fail {
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fail> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let max = limits::JSON_DEPTH;
-    if Scan::of(bytes).depth > max {
-        let message = format!("the JSON is nested too deep; accepted: at most {max} levels");
-        return Err(Fail::bad(message));
-    }
     serde_json::from_slice(bytes).map_err(|error| {
         // Where it is wrong, not what is there: that may be private text.
         let (line, column) = (error.line(), error.column());
@@ -221,6 +225,20 @@ impl Scan {
         }
         scan
     }
+
+    fn check_depth(&self) -> Result<(), Fail> {
+        let max = limits::JSON_DEPTH;
+        if self.depth > max {
+            let message = format!("the JSON is nested too deep; accepted: at most {max} levels");
+            return Err(Fail::bad(message));
+        }
+        Ok(())
+    }
+
+    /// What parsing such a text of this length takes at most beside the text: its strings, and its values.
+    fn parsed_bytes(&self, len: usize) -> usize {
+        len + self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
+    }
 }
 
 #[cfg(test)]
@@ -252,6 +270,7 @@ mod tests {
         );
         assert!(of("[1,2,3]").starts_with("the JSON has the wrong fields"));
         let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
-        assert!(of(&deep).contains("64 levels"));
+        let told = Scan::of(deep.as_bytes()).check_depth().unwrap_err().json();
+        assert!(told.to_string().contains("64 levels"), "{told}");
     }
 }

@@ -44,7 +44,7 @@ pub async fn chat(
     let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
     // Making tokens of a long prompt takes a while: other clients are served meanwhile.
-    let checked = server.admission.run(move || {
+    let checked = server.admission.run(permit.bytes, move || {
         let _permit = permit;
         let (client, common) = (here.client(), &request.common);
         let model = client.model();

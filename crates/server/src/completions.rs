@@ -24,7 +24,7 @@ pub async fn completions(
     let shape = structured::requested(&request.common)?;
     let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
-    let checked = server.admission.run(move || {
+    let checked = server.admission.run(permit.bytes, move || {
         let _permit = permit;
         let (client, common) = (here.client(), &request.common);
         require(request.echo != Some(true), "echo", "accepted: false")?;
@@ -37,7 +37,7 @@ pub async fn completions(
         let fields = EndpointFields {
             prompt: EncodedChat {
                 ids: encode(client.model(), request.prompt)?,
-                borders: Vec::new(),
+                ..EncodedChat::default()
             },
             top: request.logprobs,
             owner,

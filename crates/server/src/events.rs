@@ -1,20 +1,21 @@
 //! `/v1/events`: alerts and device changes as they happen.
 
+use super::admission::SubscriberPlace;
 use super::fail::Fail;
 use super::limits;
 use super::state::{Server, ServerState};
 use super::stream::streamed;
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::Response;
 use futures_util::stream;
 use haversack::alerts::AlertChange;
-use haversack::{Notice, NoticeReceiver};
+use haversack::{Notice, NoticeReceiver, Owner};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// How often a subscriber checks whether the server is stopping.
 const STOP_CHECK: Duration = Duration::from_millis(250);
@@ -24,12 +25,14 @@ struct Subscriber {
     notices: NoticeReceiver,
     ready: VecDeque<Bytes>,
     last_sent: Instant,
-    _place: OwnedSemaphorePermit,
+    _place: SubscriberPlace,
 }
 
-pub async fn events(State(server): Server) -> Result<Response, Fail> {
-    let place = server.subscribers.clone().try_acquire_owned();
-    let place = place.map_err(|_| Fail::busy())?;
+pub async fn events(
+    State(server): Server,
+    Extension(owner): Extension<Owner>,
+) -> Result<Response, Fail> {
+    let place = server.subscribers.place(owner)?;
     let notices = server.client().notices();
     // Alerts that are raised already come first.
     let raised = server.engine.metrics().alerts;

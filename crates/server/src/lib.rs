@@ -53,9 +53,12 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use state::Server;
+use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 
 /// Path, method and handler of every endpoint. `openapi.json` describes them.
 fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<ServerState>>)> {
@@ -162,17 +165,35 @@ fn model_json(server: &ServerState) -> Value {
     })
 }
 
-fn ended() -> std::io::Error {
-    std::io::Error::other("the engine's thread has ended")
+fn ended() -> io::Error {
+    io::Error::other("the engine's thread has ended")
+}
+
+/// Where connections come from.
+pub trait ConnectionSource: Send {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection, and the address of its client.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
+}
+
+impl ConnectionSource for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, IpAddr)> {
+        let (stream, address) = TcpListener::accept(self).await?;
+        let _ = stream.set_nodelay(true);
+        Ok((stream, address.ip()))
+    }
 }
 
 /// Serves until `stop` ends; then finishes the answers under way, for at most [`limits::STOP_TIME`]. Fails where the engine's
 /// thread ends before.
 pub async fn serve(
-    listener: TcpListener,
+    mut listener: impl ConnectionSource,
     server: Arc<ServerState>,
     stop: impl Future<Output = ()>,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     let app = router(server.clone());
     let graceful = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
@@ -199,10 +220,9 @@ pub async fn serve(
                 continue;
             }
         };
-        let _ = stream.set_nodelay(true);
         let (app, watcher) = (app.clone(), graceful.watcher());
         tokio::spawn(async move {
-            let Some(place) = free.take(address.ip()).await else {
+            let Some(place) = free.take(address).await else {
                 return;
             };
             let (app, header_time) = match place.is_reserved() {

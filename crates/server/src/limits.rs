@@ -17,8 +17,10 @@ pub const BODY_PAUSE: Duration = Duration::from_secs(5);
 pub const BODIES: usize = 128;
 pub const WORKERS: usize = 2;
 pub const WORKER_WAIT: Duration = Duration::from_secs(30);
-/// Longer bodies are parsed by such a thread.
-pub const PARSE_BYTES: usize = 32 << 10;
+/// Longer texts are worked on one at a time, by a thread of low priority, and leave this share of the budget free: neither
+/// short requests nor the engine wait for them.
+pub const LONG_BYTES: usize = 32 << 10;
+pub const LONG_FREE_SHARE: f64 = 0.25;
 /// How long a body waits for room in the budget: an idle engine looks every second.
 pub const BODY_ROOM: Duration = Duration::from_secs(2);
 /// At the same time, and of one address.

@@ -5,7 +5,9 @@ use super::limits;
 use super::tool_calls::Functions;
 use super::types::{CommonFields, OneOrMany, WhenLonger};
 use haversack::engine::runtime::GenerateOptions;
-use haversack::engine::sample::{Constraint, SampleOptions};
+use haversack::engine::sample::{
+    Constraint, DRY_LAST_N_MAX, DryValues, SampleOptions, SamplingValues, effective,
+};
 use haversack::engine::{Model, Policy};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
@@ -86,6 +88,8 @@ fn check(
             tokens_max: Some(limit.map_or(limits::TOKENS, |n| n as usize)),
             stop: stop(common, stops)?,
             ignore_end: false,
+            // Structured output that is cut would not match its grammar.
+            stop_repetition: common.samplers.stop_repetition.unwrap_or(!is_structured),
         },
         owner: fields.owner.user(common.user.as_deref().map_or(0, name_of)),
         deadline: Some(client.now() + limits::REQUEST_TIME),
@@ -129,6 +133,7 @@ pub fn completion(
         rows: Some(rows),
     };
     request.borders = fields.prompt.borders.clone();
+    request.messages = fields.prompt.messages.clone();
     let choice = |i: u64| {
         let mut request = request.clone();
         request.sample.seed = request.sample.seed.wrapping_add(i);
@@ -189,6 +194,7 @@ fn rows(client: &Client, common: &CommonFields) -> Result<RowLimit, Fail> {
             WhenLonger::Window => LongPrompt::Window,
             WhenLonger::Heavy => LongPrompt::Select(Policy::Heavy),
             WhenLonger::Snap => LongPrompt::Select(Policy::Snap),
+            WhenLonger::Turns => LongPrompt::Select(Policy::Turns),
             WhenLonger::Adaptive => LongPrompt::Select(Policy::Adaptive),
             WhenLonger::Again => LongPrompt::Reread {
                 every: count(given.every, max_rows / 4),
@@ -216,7 +222,6 @@ fn stop(common: &CommonFields, usual: &[&str]) -> Result<Vec<String>, Fail> {
 }
 
 fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
-    let usual = SampleOptions::default();
     let mut logit_bias = Vec::new();
     for (token, bias) in common.logit_bias.iter().flatten() {
         let known = |id: &u32| (*id as usize) < model.config().vocab;
@@ -225,31 +230,54 @@ fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
         };
         logit_bias.push((id, *bias));
     }
-    // The smallest set of likeliest tokens is the likeliest alone.
-    let (temperature, top_p) = match common.top_p {
-        Some(0.0) => (0.0, usual.top_p),
-        top_p => (
-            common.temperature.unwrap_or(1.0),
-            top_p.unwrap_or(usual.top_p),
-        ),
-    };
     let options = SampleOptions {
-        temperature,
-        top_k: count(common.top_k, usual.top_k),
-        top_p,
-        min_p: common.min_p.unwrap_or(usual.min_p),
-        presence_penalty: common.presence_penalty.unwrap_or(usual.presence_penalty),
-        frequency_penalty: common.frequency_penalty.unwrap_or(usual.frequency_penalty),
-        repetition_penalty: common
-            .repetition_penalty
-            .unwrap_or(usual.repetition_penalty),
         logit_bias,
         seed: common.seed.map_or_else(any_seed, |seed| seed as u64),
-        ..usual
+        ..effective(&requested(common), model.sampling())
     };
-    haversack::engine::sample::Sampler::new(options.clone())
-        .map_err(|error| Fail::bad(error.to_string()))?;
+    let checked = options.check();
+    checked.map_err(|error| Fail::bad(error.to_string()))?;
     Ok(options)
+}
+
+/// What the client sets.
+fn requested(common: &CommonFields) -> SamplingValues {
+    let more = &common.samplers;
+    let whole = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let values = SamplingValues {
+        temperature: common.temperature,
+        top_k: common.top_k.map(whole),
+        top_p: common.top_p,
+        min_p: common.min_p,
+        typical_p: more.typical_p,
+        top_n_sigma: more.top_n_sigma,
+        xtc_probability: more.xtc_probability,
+        xtc_threshold: more.xtc_threshold,
+        repetition_penalty: common.repetition_penalty,
+        presence_penalty: common.presence_penalty,
+        frequency_penalty: common.frequency_penalty,
+        penalty_last_n: None,
+        dry: DryValues {
+            multiplier: more.dry_multiplier,
+            base: more.dry_base,
+            allowed_length: more.dry_allowed_length.map(whole),
+            last_n: more.dry_penalty_last_n.map(|n| match n {
+                -1 => DRY_LAST_N_MAX,
+                // Out of range, as it is.
+                n => usize::try_from(n).unwrap_or(usize::MAX),
+            }),
+            breakers: more.dry_sequence_breakers.clone(),
+        },
+    };
+    match common.top_p {
+        // The smallest set of likeliest tokens is the likeliest alone.
+        Some(0.0) => SamplingValues {
+            temperature: Some(0.0),
+            top_p: None,
+            ..values
+        },
+        _ => values,
+    }
 }
 
 /// A new one each time.

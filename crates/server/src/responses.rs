@@ -8,7 +8,7 @@ use super::limits;
 use super::request::EndpointFields;
 use super::state::{Server, ServerState};
 use super::stream::{AnswerWriter, Outbox, stream_answer};
-use super::types::{ChatMessage, CommonFields, ContextLimit};
+use super::types::{ChatMessage, CommonFields, ContextLimit, SamplerFields};
 use super::{chat, request, structured};
 use axum::Extension;
 use axum::extract::State;
@@ -33,6 +33,8 @@ pub struct ResponseRequest {
     pub metadata: Option<Json>,
     pub user: Option<String>,
     pub context: Option<ContextLimit>,
+    #[serde(flatten)]
+    pub samplers: SamplerFields,
     #[serde(flatten)]
     pub more: BTreeMap<String, Json>,
 }
@@ -69,7 +71,7 @@ pub async fn responses(
     let shape = shape.transpose()?.flatten().map(|shape| ("text", shape));
     let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
-    let checked = server.admission.run(move || {
+    let checked = server.admission.run(permit.bytes, move || {
         let _permit = permit;
         request::check_model(request.model.as_ref())?;
         let max = limits::METADATA_BYTES;
@@ -80,7 +82,7 @@ pub async fn responses(
             "metadata",
             format!("accepted: at most {max} bytes"),
         )?;
-        let (head, client) = (Head::new(&here, &request), here.client());
+        let (mut head, client) = (Head::new(&here, &request), here.client());
         let model = client.model();
         let fields = EndpointFields {
             prompt: chat::encode(model, &messages(&request)?, None)?,
@@ -96,9 +98,14 @@ pub async fn responses(
             stream: request.stream,
             user: request.user,
             context: request.context,
+            samplers: request.samplers,
             ..CommonFields::default()
         };
         let checked = request::completion(client, fields, &common)?;
+        if let Some(request) = checked.requests.first() {
+            head.document["temperature"] = decimal(request.sample.temperature);
+            head.document["top_p"] = decimal(request.sample.top_p);
+        }
         Ok::<_, Fail>((head, checked))
     });
     let (mut head, checked) = checked.await??;
@@ -174,11 +181,11 @@ impl Head {
             "previous_response_id": null,
             "reasoning": { "effort": null, "summary": null },
             "store": false,
-            "temperature": request.temperature.unwrap_or(1.0),
+            "temperature": request.temperature,
             "text": { "format": format },
             "tool_choice": "auto",
             "tools": [],
-            "top_p": request.top_p.unwrap_or(1.0),
+            "top_p": request.top_p,
             "truncation": "disabled",
             "usage": null,
             "user": request.user,
@@ -196,6 +203,9 @@ impl Head {
         document["status"] = json!(status);
         if status == "incomplete" {
             document["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        }
+        if let Some(by) = finish.stopped_by() {
+            document["stopped_by"] = json!(by);
         }
         document["output"] = json!([self.item(status, Some(text))]);
         document["usage"] = json!({
@@ -233,10 +243,18 @@ impl Head {
 
 fn status(finish: Finish) -> &'static str {
     match finish {
-        Finish::Stop => "completed",
+        Finish::Stop | Finish::Repetition => "completed",
         Finish::Length => "incomplete",
         Finish::Cancelled => "cancelled",
     }
+}
+
+/// 0.7, and not the number nearest to it that has 24 bits.
+fn decimal(number: f32) -> Json {
+    number
+        .to_string()
+        .parse::<f64>()
+        .map_or(Json::Null, Json::from)
 }
 
 fn part(text: &str) -> Json {
@@ -307,7 +325,7 @@ impl AnswerWriter for Events {
                 let item = self.head.item(status(finish), Some(&text));
                 self.push_item("response.output_item.done", item);
                 let name = match finish {
-                    Finish::Stop => "response.completed",
+                    Finish::Stop | Finish::Repetition => "response.completed",
                     Finish::Length | Finish::Cancelled => "response.incomplete",
                 };
                 let document = self.head.ended(&text, report.tokens, finish);

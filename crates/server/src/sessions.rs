@@ -77,7 +77,9 @@ async fn continue_with(
         return Ok(rewound);
     }
     let (now, turns) = (now_ms(), history.clone());
-    let read = told(server, move |texts, go_on| {
+    let turn_bytes = |(question, answer): &(String, String)| question.len() + answer.len();
+    let bytes = opening.len() + history.iter().map(turn_bytes).sum::<usize>();
+    let read = told(server, bytes, move |texts, go_on| {
         Ok(SessionRead::Create {
             opening: texts.opening("", &opening, now)?,
             history: texts.history(&turns, go_on)?,
@@ -91,9 +93,10 @@ async fn continue_with(
     }
 }
 
-/// Makes tokens of texts on a thread that may block. It stops where the client leaves.
+/// Makes tokens of texts of this many bytes on a thread that may block. It stops where the client leaves.
 async fn told<T: Send + 'static>(
     server: &ServerState,
+    bytes: usize,
     make: impl FnOnce(&SessionTexts, &mut dyn FnMut() -> ControlFlow<()>) -> Result<T, SessionError>
     + Send
     + 'static,
@@ -101,7 +104,7 @@ async fn told<T: Send + 'static>(
     let here = Arc::new(());
     let gone = Arc::downgrade(&here);
     let texts = server.client().texts()?.clone();
-    let made = server.admission.run(move || {
+    let made = server.admission.run(bytes, move || {
         let go_on = &mut || match gone.strong_count() {
             0 => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
@@ -141,7 +144,7 @@ pub async fn tell_tools(
         return Ok(());
     }
     let instead = known.map(|(number, _)| *number);
-    let state = told(server, move |texts, _| texts.state(&text)).await?;
+    let state = told(server, text.len(), move |texts, _| texts.state(&text)).await?;
     let read = SessionRead::State { state, instead };
     client
         .read(read_request(server, session, read, now_ms()))
@@ -272,7 +275,7 @@ pub async fn create(
         replace,
         ..
     } = given;
-    let opening = told(&server, move |texts, _| {
+    let opening = told(&server, permit.bytes, move |texts, _| {
         texts.opening_with(&verbatim, &persistent, now, own)
     })
     .await?;
@@ -317,7 +320,7 @@ pub async fn add_fact(
     JsonBody(FactRequest { text, supersedes }, permit): JsonBody<FactRequest>,
 ) -> Created {
     let client = running(&server)?;
-    let fact = told(&server, move |texts, _| texts.fact(&text)).await?;
+    let fact = told(&server, permit.bytes, move |texts, _| texts.fact(&text)).await?;
     drop(permit);
     let read = SessionRead::Fact { fact, supersedes };
     let number = client

@@ -1,6 +1,6 @@
 //! What every handler shares: the engine, and what is kept besides it.
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Subscribers};
 use crate::auth::Auth;
 use crate::connections::Connections;
 use crate::encoder::SharedEncoder;
@@ -11,7 +11,7 @@ use haversack::{Client, Engine, MemoryReport, Owner};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 
 /// What a handler gets.
 pub type Server = axum::extract::State<Arc<ServerState>>;
@@ -30,12 +30,14 @@ pub struct ServerState {
     pub(crate) connections: Arc<Connections>,
     pub(crate) admission: Admission,
     /// Places for clients of `/v1/events`.
-    pub(crate) subscribers: Arc<Semaphore>,
+    pub(crate) subscribers: Subscribers,
 }
 
 impl ServerState {
     pub fn new(engine: Engine, auth: Auth, model_name: String, has_sessions: bool) -> ServerState {
+        let owners = auth.keys.iter().map(|(owner, _)| *owner);
         ServerState {
+            subscribers: Subscribers::new(owners),
             engine,
             auth: Arc::new(auth),
             encoder: SharedEncoder::default(),
@@ -45,7 +47,6 @@ impl ServerState {
             last_reports: Mutex::default(),
             connections: Arc::default(),
             admission: Admission::default(),
-            subscribers: Arc::new(Semaphore::new(limits::SUBSCRIBERS)),
         }
     }
 

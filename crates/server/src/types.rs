@@ -31,6 +31,24 @@ pub struct CommonFields {
     pub guided_regex: Option<String>,
     pub guided_json: Option<Json>,
     pub tools: Option<Vec<Json>>,
+    #[serde(flatten)]
+    pub samplers: SamplerFields,
+}
+
+/// Extensions: samplers that few clients know, and the end of answers that repeat themselves.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct SamplerFields {
+    pub typical_p: Option<f32>,
+    pub top_n_sigma: Option<f32>,
+    pub xtc_probability: Option<f32>,
+    pub xtc_threshold: Option<f32>,
+    pub dry_multiplier: Option<f32>,
+    pub dry_base: Option<f32>,
+    pub dry_allowed_length: Option<u64>,
+    pub dry_sequence_breakers: Option<Vec<String>>,
+    /// -1: as many as there may be.
+    pub dry_penalty_last_n: Option<i64>,
+    pub stop_repetition: Option<bool>,
 }
 
 impl CommonFields {
@@ -164,5 +182,6 @@ pub enum WhenLonger {
     Again,
     Heavy,
     Snap,
+    Turns,
     Adaptive,
 }

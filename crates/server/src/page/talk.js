@@ -171,7 +171,8 @@ class Talk {
     return {
       ...(keeps ? { session_id: this.name } : {}),
       messages: keeps ? [...opening, asked] : this.messages,
-      temperature: Number($("temperature").value),
+      // Without one the server uses what suits the model.
+      ...($("temperature").value ? { temperature: Number($("temperature").value) } : {}),
       max_tokens: Number($("tokens").value),
       stream: true,
     };
@@ -222,8 +223,10 @@ class Talk {
     words.push(`${context.kept} tokens seen`);
     if (context.masked) words.push(`${context.masked} hidden`);
     if (context.spilled) words.push(`${context.spilled} on disk`);
+    if (context.condensed) words.push(`persistent text condensed: ${context.condensed}`);
     if (context.plan && context.plan !== "nothing changes") words.push(context.plan);
     if (choice?.finish_reason === "length") words.push("stopped at the maximum length");
+    if (choice?.stopped_by === "repetition") words.push("stopped because it repeated itself");
     if (context.unsaved) words.push(`not saved: ${context.unsaved}`);
     answer.note(words.join(" · "));
   }
