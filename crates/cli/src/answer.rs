@@ -2,6 +2,7 @@
 
 use crate::engine::Memory;
 use crate::interrupt::Cooperative;
+use crate::screen::Screen;
 use crate::{out, progress};
 use anyhow::Result;
 use haversack::engine::runtime::Finish;
@@ -41,8 +42,8 @@ impl Shown {
 pub struct Showing<'a> {
     /// Presses of Ctrl-C that may be ignored while a long prompt is read.
     pub patience: usize,
-    /// Nothing is written while it comes.
-    pub is_quiet: bool,
+    /// Where it is written while it comes; `None`: nowhere.
+    pub screen: Option<Screen>,
     pub memory: Option<&'a mut Memory>,
 }
 
@@ -50,7 +51,7 @@ pub struct Showing<'a> {
 pub fn show(prompt: Prompt, showing: Showing<'_>) -> Result<Shown> {
     let Showing {
         patience,
-        is_quiet,
+        screen,
         mut memory,
     } = showing;
     let interrupt = Cooperative::begin(patience);
@@ -61,7 +62,7 @@ pub fn show(prompt: Prompt, showing: Showing<'_>) -> Result<Shown> {
         ..EventOptions::default()
     })?;
     let mut output = Output {
-        is_quiet,
+        screen,
         bytes: 0,
         result: Ok(()),
     };
@@ -93,7 +94,7 @@ pub fn show(prompt: Prompt, showing: Showing<'_>) -> Result<Shown> {
                 drop(bar);
                 // Half a character, or the beginning of a stop string that never came.
                 output.write(text.get(output.bytes..).unwrap_or_default());
-                output.result?;
+                output.end()?;
                 return Ok(Shown {
                     text,
                     tokens,
@@ -110,7 +111,7 @@ pub fn show(prompt: Prompt, showing: Showing<'_>) -> Result<Shown> {
 }
 
 struct Output {
-    is_quiet: bool,
+    screen: Option<Screen>,
     /// Of the answer, so far.
     bytes: usize,
     result: Result<()>,
@@ -119,8 +120,30 @@ struct Output {
 impl Output {
     fn write(&mut self, text: &str) {
         self.bytes += text.len();
-        if !self.is_quiet && !text.is_empty() && self.result.is_ok() {
-            self.result = out::text(text);
+        let Some(screen) = &mut self.screen else {
+            return;
+        };
+        let shown = screen.show(text);
+        if !shown.is_empty() && self.result.is_ok() {
+            self.result = out::text(&shown);
         }
+    }
+
+    /// What a terminal still needs: the last characters, and its own style back.
+    fn end(&mut self) -> Result<()> {
+        if let Some(mut screen) = self.screen.take() {
+            let rest = screen.end();
+            if !rest.is_empty() && self.result.is_ok() {
+                self.result = out::text(&rest);
+            }
+        }
+        std::mem::replace(&mut self.result, Ok(()))
+    }
+}
+
+impl Drop for Output {
+    /// An answer that failed leaves no style behind.
+    fn drop(&mut self) {
+        let _ = self.end();
     }
 }

@@ -23,7 +23,8 @@ use std::path::Path;
 const KEYS: &str = "memory, threads, context, kv, group, policy, policy-file, profile, probe, \
     recall, anchors, window, sinks, recent, recent-kv, positions, guard, no-centre, weights, kv-memory, \
     activations, repack, temperature, top-k, top-p, min-p, repetition-penalty, presence-penalty, \
-    frequency-penalty, seed, log, system, session-quota, session-expiry, relevance, \
+    frequency-penalty, typical-p, top-n-sigma, xtc-probability, xtc-threshold, dry-multiplier, dry-base, \
+    dry-allowed-length, dry-penalty-last-n, stop-repetition, seed, log, system, session-quota, session-expiry, relevance, \
     session-capacity, session-persistent, session-file-quota, session-answer";
 
 /// Of those, flags without a value.

@@ -13,7 +13,7 @@ use haversack::engine::kv_quality::probe::{self, Depth, Probe};
 use haversack::engine::runtime::adaptive::{self, AdaptiveOptions};
 use haversack::engine::runtime::bounds::BoundsError;
 use haversack::engine::runtime::{Runtime, RuntimeError, RuntimeOptions};
-use haversack::engine::sample::SampleOptions;
+use haversack::engine::sample::{DryValues, SampleOptions, SamplingValues, effective};
 use haversack::engine::{
     Activations, Codec, Guarding, KvOptions, LoadOptions, Model, Policy, Positions, Repack,
     Residence, Retention,
@@ -25,6 +25,7 @@ use haversack::text::chat::{EncodedChat, encode_chat_with_borders};
 use haversack::text::template::{Message, RenderOptions};
 use haversack::text::tokenizer::EncodeOptions;
 use haversack::{Engine, EngineOptions};
+use haversack_hub::catalogue::catalogue;
 use haversack_hub::home::Home;
 use haversack_hub::tidy::Endings;
 use serde_json::{Value as Json, json};
@@ -119,6 +120,7 @@ fn open(
             args::WeightsArg::Locked => Residence::Locked,
         },
         threads: options.threads,
+        sampling: catalogue_sampling(path),
     };
     let mut bar: Option<progress::Bytes> = None;
     let model = Model::load(path, &load, &mut |done, total| {
@@ -190,6 +192,8 @@ fn planned(model: &Arc<Model>, options: &RuntimeOptions) -> Result<Option<Runtim
 
 /// What hurts the layers of a model: kept, or measured with a bar.
 pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Result<Probe> {
+    let options = &options.clone().with_device_budget(model);
+    adaptive::check_probe(model, options, depth).map_err(named)?;
     let dir = options.cache_dir.as_deref();
     let mut bar = None;
     if !dir.is_some_and(|dir| probe::is_saved(model, dir, depth)) {
@@ -206,8 +210,7 @@ pub fn probe(model: &Arc<Model>, options: &RuntimeOptions, depth: Depth) -> Resu
             false => ControlFlow::Continue(()),
         }
     };
-    let probe = probe::load_or_measure(model, options.threads, depth, dir, &mut tell);
-    let probe = probe.map_err(|error| named(RuntimeError::Measurement(error)))?;
+    let probe = adaptive::load_or_measure(model, options, depth, &mut tell).map_err(named)?;
     probe.ok_or_else(|| anyhow::anyhow!("interrupted"))
 }
 
@@ -227,6 +230,7 @@ fn named(error: RuntimeError) -> anyhow::Error {
             };
             usage(format!("{flags}: {error}"))
         }
+        RuntimeError::Probe { .. } => usage(format!("--policy adaptive and --memory: {error}")),
         RuntimeError::Params(_) => usage(format!("--policy-file: {error}")),
         _ => anyhow::Error::new(error),
     }
@@ -411,11 +415,12 @@ pub fn temporary_ending() -> String {
     format!(".{}.tmp", std::process::id())
 }
 
-/// Sampling options from the flags; `temperature` is the default of the command.
+/// How an answer is sampled. `usual`: what the model is best sampled with, where flags leave values out; without it
+/// they are off.
 pub fn sample_options(
     flags: &SamplingArgs,
-    temperature: f32,
     vocabulary: usize,
+    usual: Option<&SamplingValues>,
 ) -> Result<SampleOptions> {
     if let Some((id, _)) = flags
         .logit_bias
@@ -427,23 +432,62 @@ pub fn sample_options(
             vocabulary.saturating_sub(1)
         )));
     }
-    let default = SampleOptions::default();
+    let values = sampling_values(flags);
+    let options = match usual {
+        Some(usual) => effective(&values, usual),
+        None => values.options(),
+    };
     let options = SampleOptions {
-        temperature: flags.temperature.unwrap_or(temperature),
-        top_k: flags.top_k.unwrap_or(default.top_k),
-        top_p: flags.top_p.unwrap_or(default.top_p),
-        min_p: flags.min_p.unwrap_or(default.min_p),
-        repetition_penalty: flags
-            .repetition_penalty
-            .unwrap_or(default.repetition_penalty),
-        presence_penalty: flags.presence_penalty.unwrap_or(default.presence_penalty),
-        frequency_penalty: flags.frequency_penalty.unwrap_or(default.frequency_penalty),
         logit_bias: flags.logit_bias.clone(),
-        seed: flags.seed.unwrap_or(default.seed),
-        ..default
+        seed: flags.seed.unwrap_or(options.seed),
+        ..options
     };
     options.check().map_err(|error| usage(error.to_string()))?;
     Ok(options)
+}
+
+fn sampling_values(flags: &SamplingArgs) -> SamplingValues {
+    let breakers = match &flags.dry.dry_sequence_breaker[..] {
+        [] => None,
+        [none] if none == "none" => Some(Vec::new()),
+        some => Some(some.to_vec()),
+    };
+    SamplingValues {
+        temperature: flags.temperature,
+        top_k: flags.top_k,
+        top_p: flags.top_p,
+        min_p: flags.min_p,
+        typical_p: flags.typical_p,
+        top_n_sigma: flags.top_n_sigma,
+        xtc_probability: flags.xtc_probability,
+        xtc_threshold: flags.xtc_threshold,
+        repetition_penalty: flags.repetition_penalty,
+        presence_penalty: flags.presence_penalty,
+        frequency_penalty: flags.frequency_penalty,
+        penalty_last_n: None,
+        dry: DryValues {
+            multiplier: flags.dry.dry_multiplier,
+            base: flags.dry.dry_base,
+            allowed_length: flags.dry.dry_allowed_length,
+            last_n: flags.dry.dry_penalty_last_n,
+            breakers,
+        },
+    }
+}
+
+/// How the catalogue says that a model is best sampled, by the name of its file.
+fn catalogue_sampling(path: &Path) -> SamplingValues {
+    let Some(found) = catalogue().sampling_of(path) else {
+        return SamplingValues::default();
+    };
+    SamplingValues {
+        temperature: found.temperature,
+        top_k: found.top_k,
+        top_p: found.top_p,
+        min_p: found.min_p,
+        repetition_penalty: found.repetition_penalty,
+        ..SamplingValues::default()
+    }
 }
 
 /// What the process takes: after loading, and at most since then.
@@ -524,7 +568,7 @@ pub fn chat_ids(
     }
     Ok(EncodedChat {
         ids,
-        borders: Vec::new(),
+        ..EncodedChat::default()
     })
 }
 
@@ -565,6 +609,7 @@ impl LoadedModel {
         let options = EngineOptions {
             batch: 1,
             queue: 1,
+            several_owners: false,
             prefix_cache,
             logs: false,
         };
@@ -638,10 +683,16 @@ impl LoadedModel {
     pub fn limit_name(&self) -> &'static str {
         if self.runtime.bounds().rows_max >= self.model.config().context {
             "the context"
-        } else if self.runtime.budget_follows_device() {
-            "the memory of this device"
         } else {
-            "--memory"
+            self.budget_name()
+        }
+    }
+
+    /// Whose number the budget is.
+    pub fn budget_name(&self) -> &'static str {
+        match self.runtime.budget_follows_device() {
+            true => "the memory of this device",
+            false => "--memory",
         }
     }
 }

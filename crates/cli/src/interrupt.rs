@@ -24,8 +24,12 @@ fn on_signal() {
         return;
     }
     haversack_hub::tidy::tidy_all();
-    // A terminal has just echoed ^C.
-    let begin = if io::stderr().is_terminal() { "\n" } else { "" };
+    // A terminal has just echoed ^C, perhaps in the middle of something bold.
+    let begin = match (io::stderr().is_terminal(), crate::out::wants_no_style()) {
+        (true, false) => "\x1b[0m\n",
+        (true, true) => "\n",
+        (false, _) => "",
+    };
     crate::out::note(&format!("{begin}error: interrupted"));
     exit(1);
 }

@@ -218,9 +218,7 @@ fn draw(marks: &Marks, sizes: &[usize], full: usize) -> String {
 
 /// Whether nothing but ASCII should be drawn.
 fn plain() -> bool {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    !io::stderr().is_terminal() || set("NO_COLOR") || dumb
+    !io::stderr().is_terminal() || crate::out::wants_no_style()
 }
 
 #[cfg(test)]

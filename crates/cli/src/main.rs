@@ -15,10 +15,13 @@ mod input;
 mod interrupt;
 mod ledger;
 mod logger;
+mod markdown;
 mod out;
 mod policy_file;
 mod progress;
 mod resolve;
+mod save;
+mod screen;
 
 use anyhow::Result;
 use args::{Cli, Command};
@@ -83,6 +86,10 @@ fn run(cli: &Cli) -> Result<()> {
 }
 
 fn parse(words: &[OsString]) -> Result<Cli> {
+    if words.len() <= 1 {
+        commands::start::start()?;
+        exit(0);
+    }
     match Cli::try_parse_from(words) {
         Ok(cli) => config::apply(cli, words),
         // Help and version are answers, not errors.

@@ -48,6 +48,12 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// Whether the user's settings ask for text without colours and drawings.
+pub fn wants_no_style() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    set("NO_COLOR") || std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
 fn check(result: io::Result<()>) -> Result<()> {
     match result {
         Ok(()) => Ok(()),

@@ -10,7 +10,6 @@ use std::process::Stdio;
 
 /// Arguments that mean nothing, each with what its refusal must say. Exit 2.
 const USAGE: &[(&[&str], &[&str])] = &[
-    (&[], &["no command given", "pull", "bench"]),
     (&["frobnicate"], &["frobnicate"]),
     (&["run"], &["--prompt"]),
     (

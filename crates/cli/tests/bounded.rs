@@ -3,9 +3,12 @@
 use crate::common;
 
 use common::{Sandbox, text};
+use haversack::engine::{LoadOptions, Model, Repack};
+use haversack::text::chat::{EncodedChat, Speaker, encode_chat_with_borders};
+use haversack::text::template::{Message, RenderOptions};
 use haversack_testing::models::Spec;
 use serde_json::{Value, json};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -23,6 +26,17 @@ impl Bench {
         let model = sandbox.path("tiny.gguf");
         Spec::named(name).unwrap().write_file(&model).unwrap();
         Bench { sandbox, model }
+    }
+
+    /// The same with a context of 2048 tokens.
+    fn long() -> Bench {
+        let bench = Bench::new("llama");
+        let spec = Spec {
+            context: 2048,
+            ..Spec::named("llama").unwrap()
+        };
+        spec.write_file(&bench.model).unwrap();
+        bench
     }
 
     fn run(&self, arguments: &str) -> common::Ended {
@@ -53,6 +67,199 @@ fn least(line: &str) -> u64 {
         .rsplit_once("at least ")
         .unwrap_or_else(|| panic!("{line}"));
     rest.trim().parse().unwrap_or_else(|_| panic!("{line}"))
+}
+
+/// The spans of these messages in the prompt that the program makes of them.
+fn messages(bench: &Bench, said: &[(&str, &str)]) -> EncodedChat {
+    let load = LoadOptions {
+        repack: Repack::Off,
+        ..LoadOptions::default()
+    };
+    let model = Model::load(&bench.model, &load, &mut |_, _| ()).unwrap();
+    let chat: Vec<Message> = said
+        .iter()
+        .map(|(role, text)| Message::new(*role, *text))
+        .collect();
+    let options = RenderOptions::to_answer(std::time::Duration::ZERO);
+    encode_chat_with_borders(model.template(), model.tokenizer(), &chat, &options).unwrap()
+}
+
+/// The first and the last position that leaves a layer, from plans in words.
+fn evictions(stderr: &str) -> Vec<(u64, u64)> {
+    let plans = stderr
+        .lines()
+        .filter(|line| line.starts_with("at position"));
+    let layers = plans.flat_map(|line| line.split(" positions ").skip(1));
+    let of_layer = |words: &str| {
+        let words = words
+            .split(' ')
+            .map(|word| word.trim_end_matches(&[',', ';'][..]));
+        let is_list = |word: &&str| {
+            word.parse::<u64>().is_ok() || matches!(*word, "to" | "and" | "more" | "up")
+        };
+        let numbers = words
+            .take_while(is_list)
+            .filter_map(|word| word.parse().ok());
+        let numbers: Vec<u64> = numbers.collect();
+        (numbers[0], numbers[numbers.len() - 1])
+    };
+    layers.map(of_layer).collect()
+}
+
+/// A system message of more tokens than anchors: under policies that choose rows none of its own leave, in `run` as in a
+/// session.
+#[test]
+fn a_system_message_stays() {
+    let bench = Bench::long();
+    let system = "the cat sat on the mat ".repeat(6);
+    let prompt = "a dog ran in the garden of the man and sang ".repeat(16);
+    let chat = messages(&bench, &[("system", &system), ("user", &prompt)]);
+    let [opening, said] = &chat.messages[..] else {
+        panic!("{:?}", chat.messages);
+    };
+    let opening = opening.content.end as u64;
+    assert!((48..104).contains(&opening), "{opening}");
+    assert!(said.content.len() > 300, "{said:?}");
+    for policy in ["heavy", "tiers", "snap", "turns"] {
+        let ended = bench.sandbox.run(&[
+            "run",
+            text(&bench.model),
+            "--system",
+            &system,
+            "--prompt",
+            &prompt,
+            "--policy",
+            policy,
+            "--anchors",
+            "8",
+            "--window",
+            "320",
+            "-n",
+            "64",
+            "--ignore-eos",
+            "--explain",
+        ]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let evicted = evictions(&ended.stderr);
+        assert!(!evicted.is_empty(), "{policy}: {}", ended.stderr);
+        let first = evicted.iter().map(|(first, _)| *first).min().unwrap();
+        assert!(
+            first >= opening,
+            "{policy}: {first} leaves of the first {opening}"
+        );
+    }
+}
+
+/// A conversation that is not saved: whole turns leave, from the first token of a question to the last of its answer.
+#[test]
+fn whole_turns_leave_a_conversation() {
+    let bench = Bench::long();
+    let system = "the cat sat on the mat and the dog ran";
+    let asked: Vec<String> = (1..7)
+        .map(|i| format!("{} and {i}", "a man sang of the rain ".repeat(3 + i % 3)))
+        .collect();
+    let input = asked.join("\n") + "\n/quit\n";
+    let flags = [
+        "--policy",
+        "turns",
+        "--anchors",
+        "8",
+        "--window",
+        "256",
+        "-n",
+        "8",
+        "--explain",
+        "--no-save",
+        "--system",
+        system,
+        "--temperature",
+        "0",
+    ];
+    let arguments: Vec<&str> = ["chat", text(&bench.model)]
+        .into_iter()
+        .chain(flags)
+        .collect();
+    let mut child = bench.sandbox.command(&arguments);
+    let mut child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let ended = common::ended(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let answers: Vec<&str> = ended.stdout.lines().collect();
+    assert_eq!(answers.len(), asked.len(), "{}", ended.stdout);
+    let mut said = vec![("system", system)];
+    for (question, answer) in asked.iter().zip(&answers) {
+        said.extend([("user", &question[..]), ("assistant", answer.trim_end())]);
+    }
+    let chat = messages(&bench, &said);
+    let users = chat.messages.iter().filter(|m| m.speaker == Speaker::User);
+    let starts: Vec<u64> = users.map(|m| m.start as u64).collect();
+    let evicted = evictions(&ended.stderr);
+    assert!(!evicted.is_empty(), "{}", ended.stderr);
+    for (first, last) in evicted {
+        assert!(
+            starts.contains(&first),
+            "{first} begins no turn: {starts:?}"
+        );
+        assert!(
+            starts.contains(&(last + 1)),
+            "{last} ends no turn: {starts:?}"
+        );
+    }
+}
+
+/// `bench` leaves no row out for lack of memory, and says so before it measures any. Rows beyond the context do not exist.
+#[test]
+fn bench_refuses_rows_that_do_not_fit() {
+    let bench = Bench::new("llama");
+    let ended = bench.run("bench --only decode_d0,batch_8 --memory 2M --threads 1 --repeat 1");
+    let line = ended.error(1);
+    assert!(
+        line.contains("batch_8 needs ") && line.contains("--memory allows"),
+        "{line}"
+    );
+    assert!(
+        ended.stdout.is_empty() && !ended.stderr.contains("1/1"),
+        "{}",
+        ended.stderr
+    );
+    let rows = bench.json("bench --only decode_d0,decode_d2048 --memory 2M --threads 1 --repeat 1");
+    assert_eq!(rows["rows"][0]["name"], "decode_d0");
+    assert_eq!(rows["skipped"], json!(["decode_d2048"]));
+}
+
+/// The first use of `--policy adaptive` measures the model within `--memory`, or refuses with what that takes. What was
+/// saved is used in any budget that the rows fit.
+#[test]
+fn a_probe_is_measured_within_the_budget_or_refused() {
+    let bench = Bench::long();
+    let run = "run --raw --prompt Once -n 4 --ignore-eos --policy adaptive --threads 1";
+    let ended = bench.run(&format!("{run} --memory 2M"));
+    let line = ended.error(2);
+    assert!(
+        line.contains("measuring how sensitive each layer is"),
+        "{line}"
+    );
+    let needed: u64 = least(line.split(',').nth(3).unwrap());
+    let refused = bench.run(&format!("{run} --memory {}", needed / 4));
+    assert_eq!(least(refused.error(2).split(',').nth(3).unwrap()), needed);
+    assert_eq!(
+        bench.json(&format!("{run} --memory {needed}"))["finish_reason"],
+        "length"
+    );
+    assert_eq!(
+        bench.json(&format!("{run} --memory 2M"))["finish_reason"],
+        "length"
+    );
 }
 
 const WINDOW: &str = "--policy window --anchors 64 --window 128";

@@ -38,7 +38,7 @@ fn a_conversation_with_all_commands() {
     let ended = talk(
         &sandbox,
         &model,
-        &["-n", "6", "--stats", "--repack", "off"],
+        &["-n", "6", "--stats", "--repack", "off", "--kv", "f16"],
         input,
     );
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -262,7 +262,7 @@ fn a_model_that_is_made_shorter_is_named() {
 #[test]
 fn a_session_goes_on_in_another_process() {
     let Some(model) = smollm2() else { return };
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::alone();
     let try_say = |input: &str| {
         let flags = ["--session", "anna", "-n", "6"];
         talk(&sandbox, &model, &flags, input)

@@ -5,6 +5,7 @@ use crate::common;
 
 use common::group::{Group, RssWatch};
 use common::{PATIENCE, Sandbox, smollm2, text};
+use haversack_testing::quota::is_long;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -160,10 +161,57 @@ fn a_run_stays_in_its_group_and_the_window_follows_the_limit() {
     assert_eq!(&tokens[..count], &replayed[..count], "changes {plan}");
 }
 
+/// Commands that judge a model keep what they were asked to keep, or refuse in one line: none is killed, none keeps less.
+#[test]
+fn commands_that_judge_refuse_what_does_not_fit() {
+    let Some(model) = smollm2() else {
+        return;
+    };
+    let Some(group) = Group::new("judge") else {
+        println!("SKIPPED: no memory group can be made here");
+        return;
+    };
+    let sandbox = Sandbox::shared();
+    let first = sandbox.run(&["run", text(&model), "--raw", "--prompt", "a", "-n", "1"]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert!(group.set_limit(48 * MIB));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("years.txt");
+    let told =
+        (0..150).map(|year| format!("In year {year} the river rose, and the miller wrote. "));
+    fs::write(&file, told.collect::<String>()).unwrap();
+    for command in [
+        "score MODEL --text-file FILE",
+        "perplexity MODEL --text-file FILE --context 2048",
+        "compare MODEL --text-file FILE --contexts 2048 --chunks 1 --policies window --codecs f16 --shares 0.5 --tasks kl",
+        "bench MODEL --only decode_d0,decode_d8000",
+    ] {
+        let words = command.split(' ').map(|word| match word {
+            "MODEL" => text(&model),
+            "FILE" => text(&file),
+            word => word,
+        });
+        let out = inside(&group, &sandbox).args(words).output().unwrap();
+        let error = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(1), "{command}: {error}");
+        let line = error.lines().last().unwrap_or_default();
+        assert!(
+            line.contains("the memory of this device allows"),
+            "{command}: {error}"
+        );
+        assert!(line.contains("; accepted: "), "{command}: {error}");
+        assert!(out.stdout.is_empty(), "{command}");
+    }
+}
+
 /// Without `--memory` the budget is what the group has left: where everything in f16 ends at two thousand tokens, more are
-/// refused before they are read, and the process is not killed. A plan keeps half as many again, all of them rows.
+/// refused before they are read, and the process is not killed. A plan keeps half as many again, all of them rows. Part of the
+/// long form: probing the model takes a minute in this profile.
 #[test]
 fn a_plan_lives_where_everything_in_f16_is_refused() {
+    if !is_long() {
+        return;
+    }
     let Some(model) = smollm2() else {
         return;
     };
@@ -175,14 +223,14 @@ fn a_plan_lives_where_everything_in_f16_is_refused() {
     let adaptive = [
         "--policy",
         "adaptive",
-        "--memory",
-        "24M",
         "--context",
         "4096",
+        "--memory",
+        "24M",
     ];
-    // Packs the weights and probes the model, outside the group.
+    // Packs the weights and probes the model, outside the group and with room for it.
     let mut first = vec!["run", text(&model), "--raw", "--prompt", "a", "-n", "1"];
-    first.extend(adaptive);
+    first.extend(&adaptive[..4]);
     let first = sandbox.run(&first);
     assert_eq!(first.code, Some(0), "{}", first.stderr);
 
@@ -268,5 +316,6 @@ fn a_first_chat_stays_under_the_ceiling() {
     let max = max as f64 / MIB as f64;
     println!("RssAnon at most {max:.1} MiB in {samples} samples; baseline {baseline}");
     assert!(samples > 10 && baseline <= 24.0, "{samples} {baseline}");
-    assert!(max <= baseline + 12.0 + 24.0, "{max} MiB");
+    // The budget, and what the allocator has not given back yet.
+    assert!(max <= baseline + 12.0 + 8.0, "{max} MiB");
 }

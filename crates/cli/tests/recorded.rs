@@ -304,6 +304,24 @@ impl Stage {
 
     fn commands(&self) -> Records {
         let sandbox = self.sandbox(false, false);
+        // Cases of `adaptive` with a small budget have no room to measure the model.
+        for depth in ["short", "deep"] {
+            let tiny = text(self.places["tiny"].as_deref().unwrap()).to_owned();
+            let run = [
+                "run",
+                &tiny,
+                "--raw",
+                "--prompt",
+                "a",
+                "-n",
+                "1",
+                "--threads",
+                "2",
+            ];
+            let probed = ["--policy", "adaptive", "--probe", depth];
+            let ended = sandbox.run(&[&run[..], &probed].concat());
+            assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        }
         let mut records = Records::new();
         for case in &self.commands.command {
             let fresh = case.files.then(|| self.sandbox(true, false));

@@ -379,3 +379,50 @@ fn those_who_do_not_read_keep_nobody_out() {
         drop(deaf);
     }
 }
+
+/// `when_longer: turns`: as many tokens leave as whole turns have, which are no whole blocks.
+#[test]
+fn whole_turns_leave_a_request() {
+    let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M", "--no-sessions"]) else {
+        return;
+    };
+    let turn = |i: usize| {
+        let words = "The harbour lights went on one after the other. ".repeat(3 + i % 3);
+        [
+            json!({ "role": "user", "content": format!("{i}: {words}") }),
+            json!({ "role": "assistant", "content": "I see." }),
+        ]
+    };
+    let system = json!({ "role": "system", "content": "You answer in one word, whatever you are asked about, and never in two or three, because nobody here has time for more than that." });
+    let turns: Vec<Value> = (0..7).flat_map(turn).collect();
+    let ask = |count: usize, context: Value| {
+        let last = json!({ "role": "user", "content": "And now?" });
+        let messages: Vec<&Value> = [&system]
+            .into_iter()
+            .chain(&turns[..2 * count])
+            .chain([&last])
+            .collect();
+        let body =
+            json!({ "messages": messages, "max_tokens": 2, "temperature": 0, "context": context });
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let whole = json!({ "limit": 2048 });
+    let tokens = |count| {
+        ask(count, whole.clone())["usage"]["prompt_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    let lengths: Vec<u64> = (0..=3).map(tokens).collect();
+    let answer = ask(7, json!({ "limit": 384, "when_longer": "turns" }));
+    let evicted = answer["context"]["evicted"].as_u64().unwrap();
+    // Turns 0 to n have left.
+    let left: Vec<u64> = lengths.iter().map(|length| length - lengths[0]).collect();
+    assert!(
+        evicted > 0 && left.contains(&evicted),
+        "{evicted} of {left:?}: {}",
+        answer["context"]
+    );
+    assert!(answer["context"]["kept"].as_u64().unwrap() <= 384);
+}

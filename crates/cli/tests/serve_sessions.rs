@@ -290,6 +290,51 @@ impl Tiny {
     }
 }
 
+/// A system message of one sentence that is longer than the usual limit is kept word for word, also by the next server; one
+/// that cannot be is refused. An earlier build dropped it without a word.
+#[test]
+fn a_long_system_message_is_kept_or_refused() {
+    let tiny = Tiny::new();
+    let server = tiny.start(&[]);
+    let system = |words: usize| {
+        let text = "a guide of the old town, ".repeat(words / 6);
+        format!("You are {}", text.trim_end_matches(", "))
+    };
+    let begin = |server: &Server, name: &str, system: &str| {
+        let told = json!({ "role": "system", "content": system });
+        server.say(name, json!([told, user("Who are you?")]))
+    };
+    let (whole, long) = (system(600), system(20_000));
+    let (status, answer) = begin(&server, "whole", &whole);
+    assert_eq!(status, 200, "{answer}");
+    let view = server.session("whole");
+    assert_eq!(view["facts"][0]["text"], whole, "{view}");
+    let persistent = view["tokens"]["persistent"].as_u64();
+    assert!(persistent > Some(512), "{view}");
+    let (status, refused) = begin(&server, "long", &long);
+    assert_eq!(status, 400, "{refused}");
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("accepted: at most"), "{message}");
+    let (status, _) = server.get("/v1/sessions/long");
+    assert_eq!(status, 404);
+    server.stop();
+
+    let server = tiny.start(&[]);
+    assert_eq!(server.say("whole", json!([user("And now?")])).0, 200);
+    assert_eq!(server.session("whole")["facts"][0]["text"], whole);
+    server.stop();
+
+    // Of many sentences some are left out, and the first answer says so, once.
+    let server = tiny.start(&["--session-persistent", "256"]);
+    let sentences = (0..40).map(|i| format!("House {i} is old. "));
+    let (status, answer) = begin(&server, "sentences", &sentences.collect::<String>());
+    assert_eq!(status, 200, "{answer}");
+    let condensed = answer["context"]["condensed"].as_str();
+    assert!(condensed.is_some_and(|c| c.contains("tokens")), "{answer}");
+    let (_, answer) = server.say("sentences", json!([user("And now?")]));
+    assert!(answer["context"]["condensed"].is_null(), "{answer}");
+}
+
 /// A damaged file is the server's matter (500) and says what is wrong; the session can be deleted and replaced. An
 /// earlier build answered 400 and refused to delete it. One that another process has open is 409.
 #[test]

@@ -93,7 +93,7 @@ pub enum Command {
     Plan(PlanArgs),
     /// Serve the model over HTTP with an OpenAI-compatible API
     Serve(Box<ServeArgs>),
-    /// List, export or delete saved sessions
+    /// List, export, search or delete saved sessions
     Session(SessionArgs),
 }
 
@@ -168,21 +168,37 @@ impl SessionSettingArgs {
 /// Sampling flags of `run` and `chat`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SamplingArgs {
-    /// Sampling temperature; 0 always takes the likeliest token [default: 0 for run, 0.7 for chat]
+    /// Sampling temperature; 0 always takes the likeliest token [default: 0 for run; for chat the model's, else 0.7]
     #[arg(long, value_name = "T", value_parser = between::<0, 100>, allow_hyphen_values = true)]
     pub temperature: Option<f32>,
 
-    /// Sample from the K likeliest tokens; 0 turns it off
+    /// Sample from the K likeliest tokens; 0 turns it off [default: 0 for run; for chat the model's, else 40]
     #[arg(long, value_name = "K", value_parser = count(0, TOKENS_MAX), allow_hyphen_values = true)]
     pub top_k: Option<usize>,
 
-    /// Sample from the likeliest tokens that together reach this probability; 1 turns it off
+    /// Sample from the likeliest tokens that together reach this probability; 1 turns it off [default: 1 for run; for chat the model's, else 0.95]
     #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true)]
     pub top_p: Option<f32>,
 
-    /// Drop tokens below this fraction of the likeliest token's probability; 0 turns it off
+    /// Drop tokens below this fraction of the likeliest token's probability; 0 turns it off [default: 0 for run; for chat the model's, else 0.05]
     #[arg(long, value_name = "P", value_parser = between::<0, 1>, allow_hyphen_values = true)]
     pub min_p: Option<f32>,
+
+    /// Sample from the tokens whose surprise is nearest to the expected one, up to this probability; 1 turns it off
+    #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true)]
+    pub typical_p: Option<f32>,
+
+    /// Drop tokens whose logit is more than N standard deviations below the largest; 0 turns it off
+    #[arg(long, value_name = "N", value_parser = between::<0, 100>, allow_hyphen_values = true)]
+    pub top_n_sigma: Option<f32>,
+
+    /// How often all likely tokens but the least likely of them are dropped (XTC); 0 turns it off
+    #[arg(long, value_name = "P", value_parser = between::<0, 1>, allow_hyphen_values = true)]
+    pub xtc_probability: Option<f32>,
+
+    /// Probability from which XTC takes a token for a likely one [default: 0.1]
+    #[arg(long, value_name = "P", value_parser = between::<0, 1>, allow_hyphen_values = true)]
+    pub xtc_threshold: Option<f32>,
 
     /// Divide the logits of tokens already seen; 1 turns it off
     #[arg(long, value_name = "X", value_parser = above_zero, allow_hyphen_values = true)]
@@ -203,6 +219,33 @@ pub struct SamplingArgs {
     /// Random seed; the same seed gives the same tokens [default: 0]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub seed: Option<u64>,
+
+    #[command(flatten)]
+    pub dry: DryArgs,
+}
+
+/// Flags of DRY, a sampler against repetitions.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DryArgs {
+    /// Lower the logit of a token that would continue a repetition by X * BASE^(length - allowed length) (DRY); 0 turns it off
+    #[arg(long, value_name = "X", value_parser = between::<0, 100>, allow_hyphen_values = true)]
+    pub dry_multiplier: Option<f32>,
+
+    /// By how much DRY punishes each further token of a repetition [default: 1.75]
+    #[arg(long, value_name = "BASE", value_parser = between::<1, 100>, allow_hyphen_values = true)]
+    pub dry_base: Option<f32>,
+
+    /// Shortest repetition in tokens that DRY punishes [default: 2]
+    #[arg(long, value_name = "N", value_parser = count(1, 65536), allow_hyphen_values = true)]
+    pub dry_allowed_length: Option<usize>,
+
+    /// Text across which DRY sees no repetition, or none (repeatable) [default: a line break, :, ", *]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub dry_sequence_breaker: Vec<String>,
+
+    /// Tokens that DRY looks back at [default: 4096]
+    #[arg(long, value_name = "N", value_parser = count(0, 65536), allow_hyphen_values = true)]
+    pub dry_penalty_last_n: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -264,6 +307,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
 
+    /// Stop when the text repeats itself over and over; not with --ignore-eos [default: off]
+    #[arg(long, value_name = "SWITCH", allow_hyphen_values = true)]
+    pub stop_repetition: Option<Switch>,
+
     /// Print speed and memory use on stderr afterwards
     #[arg(long)]
     pub stats: bool,
@@ -321,6 +368,10 @@ pub struct ChatArgs {
     #[arg(short = 'n', long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub max_tokens: Option<usize>,
 
+    /// Stop an answer that repeats itself over and over [default: on]
+    #[arg(long, value_name = "SWITCH", allow_hyphen_values = true)]
+    pub stop_repetition: Option<Switch>,
+
     /// Print speed and memory use after every answer
     #[arg(long)]
     pub stats: bool,
@@ -336,6 +387,10 @@ pub struct ChatArgs {
     /// Save no session and no input history
     #[arg(long)]
     pub no_save: bool,
+
+    /// Show answers as the model writes them, without bold, lists and code drawn
+    #[arg(long)]
+    pub plain: bool,
 
     #[command(flatten, next_help_heading = "Sessions")]
     pub sessions: SessionSettingArgs,
@@ -475,6 +530,8 @@ pub enum SessionCommand {
     List,
     /// Print the facts and turns of a session, of a damaged one those before the damage
     Export(SessionExportArgs),
+    /// Find sessions whose texts contain all words, the one saved last first
+    Search(SessionSearchArgs),
     /// Delete sessions, damaged ones too
     Delete {
         /// Names of sessions
@@ -495,6 +552,17 @@ pub struct SessionExportArgs {
     /// Write to a new file instead of stdout
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct SessionSearchArgs {
+    /// Words to find, in any case; one in quotes may hold blanks
+    #[arg(required = true, value_name = "WORD")]
+    pub words: Vec<String>,
+
+    /// Path of the GGUF file the sessions were made with, or a catalogue name
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,15 +1,16 @@
-//! `doctor`: what this device offers, and what is missing.
+//! `doctor`: what this device offers, what is missing, and what to do next.
 
 use crate::out;
 use anyhow::Result;
 use haversack::kernels::cpu::{Backend, BackendKind};
 use haversack::memory::bytes::human;
 use haversack::memory::{CgroupLimits, Reading};
-use haversack_hub::catalogue::catalogue;
+use haversack_hub::catalogue::{CatalogueModel, catalogue};
 use haversack_hub::fetch::free_bytes;
-use haversack_hub::home::Home;
+use haversack_hub::home::{ENCODER, Home};
 use serde_json::{Value as Json, json};
 use std::fs;
+use std::iter;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -34,7 +35,103 @@ pub fn doctor(as_json: bool) -> Result<()> {
             page.push_str(&format!("  {name:20} {value}\n"));
         }
     }
+    page.push_str("next\n");
+    for step in Found::here().next_steps() {
+        page.push_str(&format!("  {step}\n"));
+    }
     out::text(&page)
+}
+
+/// Free memory that a small model, its keys and values and the program take together.
+const MEMORY_MIN_BYTES: u64 = 512 << 20;
+/// Lines of advice.
+const STEPS_MAX: usize = 3;
+
+/// What decides what to do next.
+struct Found {
+    /// Models of the catalogue that were downloaded, but for the encoder.
+    models: usize,
+    has_encoder: bool,
+    has_packed_copy: bool,
+    /// Of the default model.
+    model_bytes: u64,
+    /// Where models go.
+    free_bytes: Option<u64>,
+    /// Memory that a program may still take.
+    available_bytes: Option<u64>,
+}
+
+impl Found {
+    fn here() -> Found {
+        let home = Home::find().ok();
+        let is_here =
+            |model: &&CatalogueModel| home.as_ref().is_some_and(|home| is_fetched(home, model));
+        let is_packed = |home: &Home| {
+            let mut models = catalogue()
+                .models
+                .iter()
+                .flat_map(|model| model.files.first());
+            models.any(|file| home.fetched_packed(file).exists())
+                || folder_bytes(&home.packed()) > 0
+        };
+        let reading = Reading::now();
+        let room = reading.cgroup.and_then(|group| group.room_bytes());
+        let model = catalogue().default();
+        Found {
+            models: catalogue()
+                .models
+                .iter()
+                .filter(is_here)
+                .filter(|model| model.name != ENCODER)
+                .count(),
+            has_encoder: home.as_ref().is_some_and(|home| home.encoder().exists()),
+            has_packed_copy: home.as_ref().is_some_and(is_packed),
+            model_bytes: model.map_or(0, |model| model.files.iter().map(|file| file.bytes).sum()),
+            free_bytes: home.as_ref().and_then(free_bytes_of),
+            available_bytes: reading.mem_available_bytes.into_iter().chain(room).min(),
+        }
+    }
+
+    /// The most urgent first. Pure.
+    fn next_steps(&self) -> Vec<String> {
+        let memory = self.available_bytes.filter(|&bytes| bytes < MEMORY_MIN_BYTES).map(|bytes| {
+            format!(
+                "memory is tight ({} left): close other programs, or see what fits with haversack plan --ram {}M",
+                human(bytes),
+                bytes >> 20
+            )
+        });
+        // The model, and its packed copy.
+        let needed = 2 * self.model_bytes;
+        let is_first = self.models == 0;
+        let disk = self.free_bytes.filter(|&bytes| is_first && bytes < needed).map(|bytes| {
+            format!(
+                "the disk has {} left, a model and its packed copy need {}: free some, or set HAVERSACK_HOME to a folder on another disk",
+                human(bytes),
+                human(needed)
+            )
+        });
+        let begin = match (is_first, self.has_packed_copy) {
+            (true, _) => format!(
+                "no model yet: haversack chat downloads one ({}) and begins; haversack pull --list shows others",
+                human(self.model_bytes)
+            ),
+            (false, false) => {
+                "begin with: haversack chat (the first start packs the weights for this CPU, once)"
+                    .to_owned()
+            }
+            (false, true) => "begin with: haversack chat".to_owned(),
+        };
+        let encoder = (!is_first && !self.has_encoder).then(|| {
+            "no sentence encoder: haversack pull minilm lets long chats find the turns that a question is about".to_owned()
+        });
+        let steps = memory
+            .into_iter()
+            .chain(disk)
+            .chain(iter::once(begin))
+            .chain(encoder);
+        steps.take(STEPS_MAX).collect()
+    }
 }
 
 fn plain(value: &Json) -> String {
@@ -92,18 +189,27 @@ fn storage() -> Json {
     let Ok(home) = Home::find() else {
         return json!({ "home": null });
     };
-    // The folder may not be there yet; the one above it is as good.
-    let existing = home.path().ancestors().find(|path| path.exists());
-    let models = catalogue().models.iter().filter(|model| {
-        let mut files = model.files.iter();
-        files.all(|file| home.fetched(file).exists() || home.fetched_packed(file).exists())
-    });
+    let models = catalogue()
+        .models
+        .iter()
+        .filter(|model| is_fetched(&home, model));
     json!({
         "home": home.path(),
-        "free_bytes": existing.and_then(free_bytes),
+        "free_bytes": free_bytes_of(&home),
         "packed_bytes": folder_bytes(&home.packed()),
         "models": out::list(models, |model| json!(model.name)),
     })
+}
+
+fn is_fetched(home: &Home, model: &CatalogueModel) -> bool {
+    let mut files = model.files.iter();
+    files.all(|file| home.fetched(file).exists() || home.fetched_packed(file).exists())
+}
+
+fn free_bytes_of(home: &Home) -> Option<u64> {
+    // The folder may not be there yet; the one above it is as good.
+    let existing = home.path().ancestors().find(|path| path.exists());
+    existing.and_then(free_bytes)
 }
 
 fn folder_bytes(path: &Path) -> u64 {
@@ -151,4 +257,65 @@ fn version(program: &str, arguments: &[&str]) -> Option<String> {
     // pip goes on with the folder it lives in.
     let line = text.lines().next()?.split(" from ").next()?.trim();
     (output.status.success() && !line.is_empty()).then(|| line.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_is_short_and_the_most_urgent_first() {
+        let ready = || Found {
+            models: 1,
+            has_encoder: true,
+            has_packed_copy: true,
+            model_bytes: 100 << 20,
+            free_bytes: Some(1 << 40),
+            available_bytes: Some(1 << 40),
+        };
+        let first = |found: Found| found.next_steps().remove(0);
+        assert_eq!(ready().next_steps(), ["begin with: haversack chat"]);
+        let found = Found {
+            has_packed_copy: false,
+            has_encoder: false,
+            ..ready()
+        };
+        let steps = found.next_steps();
+        assert!(
+            steps[0].contains("packs the weights") && steps[1].contains("pull minilm"),
+            "{steps:?}"
+        );
+        let found = Found {
+            models: 0,
+            has_encoder: false,
+            ..ready()
+        };
+        let steps = found.next_steps();
+        assert!(
+            steps.len() == 1 && steps[0].contains("chat downloads one (100.0 MiB)"),
+            "{steps:?}"
+        );
+        assert!(
+            first(Found {
+                models: 0,
+                free_bytes: Some(1 << 20),
+                ..ready()
+            })
+            .contains("HAVERSACK_HOME")
+        );
+        let found = Found {
+            available_bytes: Some(300 << 20),
+            has_encoder: false,
+            ..ready()
+        };
+        assert_eq!(found.next_steps().len(), 3);
+        assert!(first(found).contains("plan --ram 300M"));
+        let none = Found {
+            models: 0,
+            free_bytes: None,
+            available_bytes: None,
+            ..ready()
+        };
+        assert!(first(none).starts_with("no model yet"));
+    }
 }

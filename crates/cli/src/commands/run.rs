@@ -1,18 +1,25 @@
 //! `run`: one completion, streamed.
 
 use crate::answer::{self, Showing};
-use crate::args;
+use crate::args::{self, Switch};
 use crate::engine::{self, Habits, LoadedModel, milliseconds, per_second};
 use crate::error::usage;
 use crate::input::Text;
+use crate::screen::Screen;
 use crate::{ledger, out};
 use anyhow::{Context, Result};
 use haversack::memory::Backing;
+use haversack::text::chat::EncodedChat;
 use haversack::text::template::Message;
 use haversack::text::tokenizer::EncodeOptions;
 use serde_json::json;
 
 pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
+    if args.ignore_eos && args.stop_repetition == Some(Switch::On) {
+        return Err(usage(
+            "--stop-repetition on ends an answer and --ignore-eos does not; accepted: one of them",
+        ));
+    }
     let prompt = Text::given(
         args.prompt.prompt.as_deref(),
         args.prompt.prompt_file.as_deref(),
@@ -20,11 +27,11 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     let (prompt, compute) = profiled(prompt, &args.compute)?;
     let habits = Habits::TALK.explaining(args.explain);
     let loaded = engine::load(args.model.as_deref(), &compute, habits)?;
-    let ids = prompt_ids(args, prompt, &loaded)?;
+    let EncodedChat { ids, messages, .. } = prompt_tokens(args, prompt, &loaded)?;
     loaded.check_fits(ids.len())?;
     loaded.note_budget_on_terminal();
 
-    let sample = engine::sample_options(&args.sampling, 0.0, loaded.model.config().vocab)?;
+    let sample = engine::sample_options(&args.sampling, loaded.model.config().vocab, None)?;
     let max_tokens = loaded.tokens_max_alone(args.max_tokens);
     let mut stop = args.stop.clone();
     if !is_plain_text(args) {
@@ -39,13 +46,15 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
         .complete_tokens(ids)
         // Its rows stay until the engine ends, for the report about their pages.
         .continues()
+        .messages(messages)
         .max_tokens(max_tokens)
         .ignore_end(args.ignore_eos)
+        .stop_repetition(args.stop_repetition == Some(Switch::On))
         .sample(sample)
         .stops(stop);
     let showing = Showing {
         patience: 1,
-        is_quiet: as_json,
+        screen: (!as_json).then(|| Screen::of_stdout(true)),
         memory: Some(&mut memory),
     };
     let answer = answer::show(prompt, showing).with_context(|| name)?;
@@ -80,7 +89,7 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     }
     let mut memory = memory.json();
     memory["kv_memory"] = ledger::pages_json(&pages);
-    out::json(&json!({
+    let mut document = json!({
         "text": answer.text,
         "token_ids": answer.tokens,
         "finish_reason": answer.finish.name(),
@@ -99,7 +108,11 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
         "kv": ledger::kv_json(&layout, &held.usage),
         "memory": memory,
         "context": ledger::context_json(&layout, &held.usage, 0),
-    }))
+    });
+    if let Some(by) = answer.finish.stopped_by() {
+        document["stopped_by"] = json!(by);
+    }
+    out::json(&document)
 }
 
 /// Whether the prompt is continued rather than answered.
@@ -107,11 +120,15 @@ fn is_plain_text(args: &args::RunArgs) -> bool {
     args.raw || args.prompt.ids.is_some()
 }
 
-fn prompt_ids(args: &args::RunArgs, prompt: Text, loaded: &LoadedModel) -> Result<Vec<u32>> {
+fn prompt_tokens(args: &args::RunArgs, prompt: Text, loaded: &LoadedModel) -> Result<EncodedChat> {
+    let plain = |ids| EncodedChat {
+        ids,
+        ..EncodedChat::default()
+    };
     let tokenizer = loaded.model.tokenizer();
     if let Some(ids) = &args.prompt.ids {
         super::tokenize::check_ids(tokenizer, &ids.0)?;
-        return Ok(ids.0.clone());
+        return Ok(plain(ids.0.clone()));
     }
     let text = prompt.read()?;
     if text.is_empty() {
@@ -124,26 +141,24 @@ fn prompt_ids(args: &args::RunArgs, prompt: Text, loaded: &LoadedModel) -> Resul
             add_special: !args.encoding.no_bos,
             parse_special: args.encoding.special,
         };
-        return Ok(tokenizer.encode(&text, options)?);
+        return Ok(plain(tokenizer.encode(&text, options)?));
     }
     let mut messages = Vec::new();
     if let Some(system) = &args.system {
         messages.push(Message::new("system", system));
     }
     messages.push(Message::new("user", text));
-    let ids = engine::chat_ids(
+    let mut chat = engine::chat_ids(
         &loaded.model,
         &loaded.name(),
         &messages,
         args.encoding.special,
-    )?
-    .ids;
-    Ok(match (args.encoding.no_bos, ids.split_first()) {
-        (true, Some((first, rest))) if tokenizer.bos() == Some(*first) && tokenizer.add_bos() => {
-            rest.to_vec()
-        }
-        _ => ids,
-    })
+    )?;
+    let first = chat.ids.first().copied();
+    if args.encoding.no_bos && first.is_some() && first == tokenizer.bos() && tokenizer.add_bos() {
+        chat.remove_first();
+    }
+    Ok(chat)
 }
 
 /// `--profile auto` looks at the prompt.

@@ -46,6 +46,7 @@ pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let options = EngineOptions {
         batch: args.batch.unwrap_or(usual.batch),
         queue: args.queue.unwrap_or(usual.queue),
+        several_owners: keys.len() > 1,
         prefix_cache: args.reuse.unwrap_or(usual.prefix_cache),
         ..usual
     };

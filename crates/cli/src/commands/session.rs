@@ -1,9 +1,11 @@
-//! `session`: lists saved sessions, exports what they hold, deletes them. A damaged file is exported up to the damage.
+//! `session`: lists saved sessions, exports what they hold, searches them, deletes them. A damaged file is exported up to the damage.
 
 use super::session_file;
-use crate::args::{SessionArgs, SessionCommand, SessionExportArgs};
+use super::session_page::ConversationPage;
+use super::session_search::{self, Searched};
+use crate::args::{SessionArgs, SessionCommand, SessionExportArgs, SessionSearchArgs};
 use crate::error::{one_line, usage};
-use crate::{out, resolve};
+use crate::{out, resolve, save};
 use anyhow::{Context, Result, anyhow};
 use haversack::engine::{LoadOptions, Model};
 use haversack::memory::bytes::human;
@@ -13,19 +15,19 @@ use haversack::session::record::TurnRecord;
 use haversack::session::{SessionError, SessionFolder};
 use haversack_hub::home::Home;
 use serde_json::{Value as Json, json};
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 pub fn session(args: &SessionArgs, as_json: bool) -> Result<()> {
     match &args.command {
         SessionCommand::List => list(as_json),
         SessionCommand::Export(args) => export(args, as_json),
+        SessionCommand::Search(args) => search(args, as_json),
         SessionCommand::Delete { names } => delete(names, as_json),
     }
 }
 
-fn home_folder() -> Result<SessionFolder> {
+/// The saved sessions of this user.
+pub fn home_folder() -> Result<SessionFolder> {
     let sessions = Home::find()?.sessions();
     let prefixes = sessions.join("prefixes");
     Ok(SessionFolder::new(sessions, Some(prefixes)))
@@ -94,7 +96,7 @@ fn path_of(session: &str) -> Result<PathBuf> {
 fn export(args: &SessionExportArgs, as_json: bool) -> Result<()> {
     let path = path_of(&args.session)?;
     let found = SessionExport::of(&path, None).with_context(|| path.display().to_string())?;
-    let layout = layout(args, &found).with_context(|| path.display().to_string());
+    let layout = layout_of(args, &found).with_context(|| path.display().to_string());
     let layout = match layout {
         Ok(layout) => Some(layout),
         // Ids without words are better than nothing.
@@ -123,13 +125,7 @@ fn export(args: &SessionExportArgs, as_json: bool) -> Result<()> {
     };
     match &args.output {
         None => out::text(&document)?,
-        Some(output) => {
-            let name = || output.display().to_string();
-            let file = OpenOptions::new().write(true).create_new(true).open(output);
-            let mut file = file.with_context(name)?;
-            file.write_all(document.as_bytes()).with_context(name)?;
-            file.sync_all().with_context(name)?;
-        }
+        Some(output) => save::write_new(output, &document, "remove it, or name another file")?,
     }
     if let Some(damage) = &found.damage {
         out::note(&format!("{}: {}", path.display(), one_line(damage)));
@@ -150,40 +146,66 @@ struct ExportedTurn<'a> {
     text: Option<TurnText>,
 }
 
-/// How the model's tokens become words.
-fn layout(args: &SessionExportArgs, found: &SessionExport) -> Result<ChatLayout> {
-    let model = resolve::model(args.model.as_deref())?;
+/// How the tokens of a model become words.
+fn layout(model: Option<&str>) -> Result<ChatLayout> {
+    let model = resolve::model(model)?;
     let model = Model::load(&model, &LoadOptions::default(), &mut |_, _| ())?;
-    found.check_model(&model)?;
     Ok(ChatLayout::new(model))
+}
+
+/// The same, for a model that the session was made with.
+fn layout_of(args: &SessionExportArgs, found: &SessionExport) -> Result<ChatLayout> {
+    let layout = layout(args.model.as_deref())?;
+    found.check_model(layout.model())?;
+    Ok(layout)
+}
+
+fn search(args: &SessionSearchArgs, as_json: bool) -> Result<()> {
+    let words = session_search::words(args.words.iter().map(String::as_str))?;
+    let folder = home_folder()?;
+    let layout = layout(args.model.as_deref())?;
+    if !as_json {
+        return session_search::print(&folder, &layout, &words);
+    }
+    let (mut sessions, mut skipped) = (Vec::new(), Vec::new());
+    session_search::search(&folder, &layout, &words, |searched| {
+        match searched {
+            Searched::Found(hit) => sessions.push(json!({
+                "name": hit.name,
+                "saved_ms": hit.saved_ms,
+                "kind": hit.kind,
+                "number": hit.number,
+                "text": hit.text,
+            })),
+            Searched::Skipped { name, reason } => {
+                skipped.push(json!({ "name": name, "reason": reason }));
+            }
+        }
+        Ok(())
+    })?;
+    out::json(&json!({ "words": words, "sessions": sessions, "skipped": skipped }))
 }
 
 fn markdown(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> String {
     let name = found.identity.iter().find(|(name, _)| name == "session");
     let name = name.map_or("", |(_, name)| name);
-    let mut page = format!("# Session {}\n\n", one_line(name));
+    let mut page = ConversationPage::new(&format!("Session {name}"));
     if let Some(damage) = &found.damage {
-        let (path, damage) = (path.display(), one_line(damage));
-        page +=
-            &format!("> The file {path} is damaged: {damage}. This is what comes before it.\n\n");
+        page.damage(path, damage);
     }
-    let facts = found.facts.iter().filter(|fact| !fact.text.is_empty());
-    for fact in facts {
-        page += &format!("## Fact {}\n\n{}\n\n", fact.number, fact.text.trim_end());
+    for fact in &found.facts {
+        page.fact(fact.number, &fact.text);
     }
     for ExportedTurn { turn, text } in turns {
         let Some(TurnText { question, answer }) = text else {
             continue;
         };
-        page += &match answer {
-            None => format!("## State {}\n\n{question}\n\n", turn.number),
-            Some(answer) => format!(
-                "## Turn {}\n\n**User**\n\n{question}\n\n**Assistant**\n\n{answer}\n\n",
-                turn.number
-            ),
-        };
+        match answer {
+            None => page.state(turn.number, question),
+            Some(answer) => page.turn(turn.number, question, answer),
+        }
     }
-    page
+    page.into_text()
 }
 
 fn document(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> Json {

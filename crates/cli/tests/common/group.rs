@@ -33,6 +33,15 @@ impl Group {
         line.unwrap().parse().unwrap()
     }
 
+    /// Pages that had to be read from a disk before the process could go on, of all processes so far.
+    pub fn major_faults(&self) -> u64 {
+        let stat = fs::read_to_string(self.0.join("memory.stat")).unwrap();
+        let line = stat
+            .lines()
+            .find_map(|line| line.strip_prefix("total_pgmajfault "));
+        line.unwrap().parse().unwrap()
+    }
+
     /// The same command in this group.
     pub fn inside(&self, program: &Command) -> Command {
         let mut command = Command::new("sh");

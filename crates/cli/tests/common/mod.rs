@@ -74,6 +74,11 @@ impl Sandbox {
         sandbox
     }
 
+    #[cfg(not(unix))]
+    pub fn alone() -> Sandbox {
+        Sandbox::new()
+    }
+
     /// The same with the encoder, if it was fetched.
     #[cfg(unix)]
     pub fn with_encoder() -> Option<Sandbox> {

@@ -14,6 +14,8 @@ pub struct Server {
     pub address: SocketAddr,
     /// What it said at its start.
     pub told: Value,
+    /// Sent with requests that have no headers of their own.
+    headers: String,
     _sandbox: Sandbox,
 }
 
@@ -44,6 +46,7 @@ impl Server {
             child,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             told: Value::Null,
+            headers: String::new(),
             _sandbox: sandbox,
         };
         let mut document = String::new();
@@ -56,6 +59,12 @@ impl Server {
         server.address = told["address"].as_str().unwrap().parse().unwrap();
         server.told = told;
         server
+    }
+
+    /// The same, asked with a key.
+    pub fn with_key(mut self, key: &str) -> Server {
+        self.headers = bearer(key);
+        self
     }
 
     pub fn pid(&self) -> u32 {
@@ -104,13 +113,25 @@ impl Server {
     }
 
     pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let request = Server::request("POST", path, "", &body.to_string());
+        let request = Server::request("POST", path, &self.headers, &body.to_string());
         let (status, _, body) = self.raw(&request);
         (status, serde_json::from_str(&body).unwrap_or_default())
     }
 
+    /// The same where reading the prompt takes minutes.
+    pub fn post_slowly(&self, path: &str, body: &Value) -> (u16, Value) {
+        let mut stream = self.connect();
+        stream.set_read_timeout(Some(5 * PATIENCE)).unwrap();
+        let request = Server::request("POST", path, &self.headers, &body.to_string());
+        stream.write_all(&request).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (status(head), serde_json::from_str(body).unwrap_or_default())
+    }
+
     pub fn get(&self, path: &str) -> (u16, String) {
-        let (status, _, body) = self.raw(&Server::request("GET", path, "", ""));
+        let (status, _, body) = self.raw(&Server::request("GET", path, &self.headers, ""));
         (status, body)
     }
 
@@ -152,6 +173,11 @@ impl Server {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// The header of a client that has this key.
+pub fn bearer(key: &str) -> String {
+    format!("Authorization: Bearer {key}\r\n")
 }
 
 fn status(head: &str) -> u16 {

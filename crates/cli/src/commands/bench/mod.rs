@@ -16,11 +16,12 @@ use crate::{out, resolve};
 use anyhow::Result;
 use haversack::engine::runtime::SequenceId;
 use haversack::engine::step::{LogitRows, StepSpan};
+use haversack::memory::bytes::human;
 use peer::Peer;
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::time::Instant;
-use work::{BATCH_PROMPT, BATCH_TOKENS, DECODE_TOKENS, Work, median};
+use work::{BATCH_PROMPT, Work, median};
 
 const ROWS: [(&str, Work); 13] = [
     ("prefill_512", Work::Prefill(512)),
@@ -62,22 +63,28 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
     let peer = peer.transpose()?;
     let mut engine = engine::load(path.to_str(), &args.compute, Habits::MEASURE)?;
     engine.note_budget();
+    // Of a model with a shorter context some rows do not exist. A budget leaves none out.
+    let context = engine.model.config().context;
+    let (chosen, skipped): (Vec<_>, Vec<_>) = chosen
+        .into_iter()
+        .partition(|(_, work)| work.context() <= context);
+    for (name, work) in &chosen {
+        check_fits(&engine, name, *work)?;
+    }
+    for (name, work) in &skipped {
+        let needs = work.context();
+        out::note(&format!(
+            "{name}: skipped, it needs {needs} tokens and the context is {context}"
+        ));
+    }
     let kv = engine.runtime.kv().name();
     out::note(&format!("{kv} keys and values, {threads} threads"));
     if cfg!(debug_assertions) {
         out::note("this build is not optimised; measure with --release");
     }
+    let skipped: Vec<&str> = skipped.iter().map(|(name, _)| *name).collect();
     let mut rows = Vec::new();
-    let mut skipped = Vec::new();
     for (name, work) in chosen {
-        let needs = work.context();
-        if let Some(room) = engine.room().filter(|&room| needs > room) {
-            let limit = engine.limit_name();
-            let what = format!("it needs {needs} tokens and {limit} allows {room}");
-            out::note(&format!("{name}: skipped, {what}"));
-            skipped.push(name);
-            continue;
-        }
         let row = measure(&mut engine, peer.as_ref(), name, work, args.repeat)?;
         if !as_json {
             out::line(&line(&row))?;
@@ -114,6 +121,31 @@ pub fn bench(args: &args::BenchArgs, as_json: bool) -> Result<()> {
         "roofline": roofline.json(),
         "setting": setting.json(),
     }))
+}
+
+/// Refuses a row that the budget has no room for, before any is measured.
+fn check_fits(engine: &LoadedModel, name: &str, work: Work) -> Result<()> {
+    let runtime = &engine.runtime;
+    let Some(budget) = runtime.ledger().budget else {
+        return Ok(());
+    };
+    // What is measured is a fork of each sequence, with rows of its own behind those that both have.
+    let (count, mut rows) = (work.sequences(), work.context());
+    if runtime.bounds().window.is_some() {
+        rows = rows.min(runtime.bounds().rows_max);
+    }
+    let others = runtime.sequence_bytes(rows) * (count - 1);
+    let forks = runtime.sequence_bytes(work.measured().min(rows)) * count;
+    let needed = runtime.needs_bytes(rows) + others + forks;
+    if needed <= budget {
+        return Ok(());
+    }
+    Err(anyhow::anyhow!(
+        "{name} needs {}, and {} allows {}; accepted: more, or --only with rows that fit",
+        human(needed as u64),
+        engine.budget_name(),
+        human(budget as u64),
+    ))
 }
 
 fn chosen(only: &[String]) -> Result<Vec<(&'static str, Work)>> {
@@ -176,11 +208,12 @@ struct Bed {
 
 impl Bed {
     fn prepare(engine: &mut LoadedModel, work: Work) -> Result<Bed> {
-        let (count, depth) = match work {
-            Work::Prefill(_) => (1, 0),
+        let count = work.sequences();
+        let depth = match work {
+            Work::Prefill(_) => 0,
             // The first token needs one before it; it is what a beginning token is for.
-            Work::Decode { depth } => (1, depth.max(1)),
-            Work::Batch(count) => (count, BATCH_PROMPT),
+            Work::Decode { depth } => depth.max(1),
+            Work::Batch(_) => BATCH_PROMPT,
         };
         let opened = (0..count).map(|_| engine.runtime.open());
         let sequences = opened.collect::<Result<Vec<SequenceId>, _>>()?;
@@ -199,11 +232,7 @@ impl Bed {
 
     /// One measurement in tokens per second; the sequences stand where they stood.
     fn run(&mut self, engine: &mut LoadedModel) -> Result<f64> {
-        let per_sequence = match self.work {
-            Work::Prefill(tokens) => tokens,
-            Work::Decode { .. } => DECODE_TOKENS,
-            Work::Batch(_) => BATCH_TOKENS,
-        };
+        let per_sequence = self.work.measured();
         let seeds = 1000..1000 + self.sequences.len() as u64;
         let tokens = seeds.map(|seed| ids(engine, seed, per_sequence));
         let tokens: Vec<Vec<u32>> = tokens.collect();

@@ -18,6 +18,22 @@ pub enum Work {
 }
 
 impl Work {
+    pub fn sequences(self) -> usize {
+        match self {
+            Work::Batch(count) => count,
+            Work::Prefill(_) | Work::Decode { .. } => 1,
+        }
+    }
+
+    /// Tokens of each sequence in one measurement.
+    pub fn measured(self) -> usize {
+        match self {
+            Work::Prefill(tokens) => tokens,
+            Work::Decode { .. } => DECODE_TOKENS,
+            Work::Batch(_) => BATCH_TOKENS,
+        }
+    }
+
     /// Positions a sequence reaches.
     pub fn context(self) -> usize {
         match self {

@@ -1,12 +1,14 @@
 //! A conversation saved to disk under a name, and the commands that only such sessions have.
 
-use super::partner::{self, Partner, Slash, TEMPERATURE, next_sample};
+use super::partner::{self, Partner, Slash, next_sample};
 use crate::answer::Shown;
-use crate::args;
+use crate::args::{self, Switch};
+use crate::commands::session_page::ConversationPage;
 use crate::engine::{self, LoadedModel};
 use crate::error::{one_line, usage};
 use crate::{ledger, out};
 use anyhow::{Context as _, Result};
+use haversack::engine::Model;
 use haversack::engine::sample::SampleOptions;
 use haversack::memory::bytes::human;
 use haversack::memory::clock::now_ms;
@@ -29,17 +31,21 @@ pub struct Lasting {
     sample: SampleOptions,
     /// As the user asked.
     max_tokens: Option<usize>,
+    stop_repetition: bool,
     /// The last question and its answer, and the tokens that were read for it.
     last: Option<(String, Shown, usize)>,
     show_stats: bool,
     explain: bool,
+    /// Answers are shown without styles.
+    is_plain: bool,
 }
 
 impl Lasting {
     /// `None` where the budget or the context has no room for two streams.
     pub fn new(loaded: LoadedModel, args: &args::ChatArgs, home: &Home) -> Result<Option<Lasting>> {
         let vocabulary = loaded.model.config().vocab;
-        let sample = engine::sample_options(&args.sampling, TEMPERATURE, vocabulary)?;
+        let usual = loaded.model.sampling();
+        let sample = engine::sample_options(&args.sampling, vocabulary, Some(usual))?;
         let options = SessionOptions {
             dir: Some(home.sessions()),
             prefix_dir: Some(home.sessions().join("prefixes")),
@@ -98,16 +104,17 @@ impl Lasting {
             system,
             sample,
             max_tokens: args.max_tokens,
+            stop_repetition: args.stop_repetition != Some(Switch::Off),
             last: None,
             show_stats: args.stats,
             explain: args.explain,
+            is_plain: args.plain,
         }))
     }
 
     pub fn greeting(&self) -> Result<String> {
         let turns = self.conversation.view(usize::MAX)?.turns;
-        let asked = |view: &&TurnView| !view.turn.is_state && !view.turn.is_part;
-        let said = match turns.iter().filter(asked).count() {
+        let said = match turns.iter().filter(|view| is_answered(view)).count() {
             0 => "new".to_owned(),
             1 => "1 turn so far".to_owned(),
             turns => format!("{turns} turns so far"),
@@ -118,6 +125,10 @@ impl Lasting {
             self.in_memory,
             self.engine.client().layout().kv.name()
         ))
+    }
+
+    pub fn name(&self) -> &str {
+        self.conversation.name()
     }
 
     /// Puts the session away and says how to go on with it. One that got its name here and in which nothing was said
@@ -361,6 +372,9 @@ impl Lasting {
             let (turn, capacity, reason) = (change.turn, change.capacity, &change.reason);
             text += &format!("; capacity {capacity} from turn {turn} on, {reason}");
         }
+        if let Some(condensed) = &context.condensed {
+            text += &format!("; persistent text condensed: {condensed}");
+        }
         if context.unjudged {
             text.push_str("; no sentence encoder, so every turn in memory is visible");
         }
@@ -375,8 +389,9 @@ impl Partner for Lasting {
             .conversation
             .say(text)
             .max_tokens(self.max_tokens)
+            .stop_repetition(self.stop_repetition)
             .sample(next_sample(&mut self.sample));
-        let shown = partner::show(prompt).with_context(|| self.model.clone())?;
+        let shown = partner::show(prompt, self.is_plain).with_context(|| self.model.clone())?;
         out::text("\n")?;
         partner::note_end(shown.finish, None);
         let read = self.conversation.stats()?.position.saturating_sub(before) as usize;
@@ -437,6 +452,43 @@ impl Partner for Lasting {
         }
         Ok(true)
     }
+
+    fn last_answer(&self) -> Result<Option<String>> {
+        if let Some((_, shown, _)) = &self.last {
+            return Ok(Some(shown.text.clone()));
+        }
+        // Of an earlier process.
+        let turns = self.conversation.view(usize::MAX)?.turns;
+        let answered = turns.into_iter().rev().find(is_answered);
+        Ok(answered.map(|view| view.answer))
+    }
+
+    fn page(&self) -> Result<String> {
+        let view = self.conversation.view(usize::MAX)?;
+        let mut page = ConversationPage::new(&format!("Session {}", self.conversation.name()));
+        for (number, text) in &view.facts {
+            page.fact(*number, text);
+        }
+        for TurnView {
+            turn, text, answer, ..
+        } in &view.turns
+        {
+            match turn.is_state {
+                true => page.state(turn.number, text),
+                false => page.turn(turn.number, text, answer),
+            }
+        }
+        Ok(page.into_text())
+    }
+
+    fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
+}
+
+/// Whether a turn is a question with its answer, rather than a state or a part of a long message.
+fn is_answered(view: &TurnView) -> bool {
+    !view.turn.is_state && !view.turn.is_part
 }
 
 /// Name of a session that was started without one.

@@ -6,32 +6,46 @@
 //! state is there; where it is not any more, the whole conversation is read again, so that an answer never depends on what
 //! was said and taken back. Ctrl-C stops an answer, which is then kept as far as it came.
 
+mod files;
 mod lasting;
 mod lines;
 mod partner;
 
+use super::session_page::ConversationPage;
+use super::{session, session_search};
 use crate::answer::Shown;
-use crate::args;
+use crate::args::{self, Switch};
 use crate::engine::{self, Habits, LoadedModel};
 use crate::error::{Closed, one_line, usage};
 use crate::{ledger, out};
 use anyhow::{Context, Result, bail};
+use files::{Attachments, SaveAs};
 use haversack::Engine;
+use haversack::engine::Model;
 use haversack::engine::runtime::{KvLayout, SequenceUsage};
 use haversack::engine::sample::SampleOptions;
 use haversack::scheduler::RequestReport;
+use haversack::session::layout::ChatLayout;
 use haversack::session::names;
 use haversack::text::template::Message;
 use haversack_hub::home::Home;
 use lasting::Lasting;
 use lines::{Input, Lines};
-use partner::{Partner, Slash, TEMPERATURE, next_sample};
+use partner::{Partner, Slash, next_sample};
 use std::fmt;
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
 
 const HELP: &str = "\
 /help          show this list
 /system TEXT   set the system message; without TEXT remove it
 /clear         delete the conversation and start over
+/file PATH [QUESTION]   attach a text file to the next message, or ask about it at once
+/copy FILE [N|code]     save the last answer, its N-th code block, or its last one
+/export FILE   save the conversation as Markdown; /export! and /copy! replace a file
+/search WORDS  find saved sessions that contain all words
 /stats         speed of the last answer, memory use
 /quit          leave (or Ctrl-D)
 
@@ -57,10 +71,14 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     } else {
         Home::find().ok().map(|home| home.chat_history())
     };
+    let is_first = history.as_deref().is_some_and(is_first_chat);
     let mut lines = Lines::new(history)?;
     if let Some(home) = keeps(args, &lines)? {
         match Lasting::new(load(args, &args.compute, Habits::SESSION)?, args, &home)? {
             Some(mut lasting) => {
+                if is_first && lines.is_terminal() && io::stdout().is_terminal() {
+                    introduce(lasting.name(), &home);
+                }
                 out::note(&lasting.greeting()?);
                 converse(&mut lines, &mut lasting)?;
                 return lasting.end();
@@ -80,7 +98,33 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     converse(&mut lines, &mut conversation)
 }
 
+/// Neither a saved session nor a line that was typed before.
+fn is_first_chat(history: &Path) -> bool {
+    let listed = session::home_folder().and_then(|folder| Ok(folder.list()?));
+    !history.exists() && listed.is_ok_and(|listed| listed.is_empty())
+}
+
+/// Three lines for a person who has not chatted here before. The history file, empty so far, says that they were shown.
+fn introduce(name: &str, home: &Home) {
+    out::note(&format!(
+        "This chat is saved after every answer. Continue it later with: haversack chat --session {name}"
+    ));
+    out::note(
+        "A line that begins with / is a command: /file notes.txt attaches a file, /help lists them all.",
+    );
+    out::note("Ctrl-C stops an answer; Ctrl-D or /quit ends the chat.\n");
+    // Where it cannot be written there is no history either, and the lines come again.
+    let _ = fs::create_dir_all(home.path());
+    let mut options = fs::OpenOptions::new();
+    options.append(true).create(true);
+    // As the line editor makes it.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let _ = options.open(home.chat_history());
+}
+
 fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
+    let mut attached = Attachments::default();
     loop {
         let text = match lines.next()? {
             Input::Text(text) => text,
@@ -94,14 +138,8 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
                 out::note(&format!("no command {name}; /help lists them"));
                 Ok(())
             }
-            Some(slash) => partner.command(&slash).map(|known| {
-                if !known {
-                    out::note(
-                        "this command needs a session: chat in a terminal, or use --session NAME",
-                    );
-                }
-            }),
-            None => partner.answer(&text),
+            Some(slash) => follow(&slash, partner, &mut attached),
+            None => partner.answer(&attached.with(&text)),
         };
         match done {
             Ok(()) => {}
@@ -113,6 +151,39 @@ fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Does what a command says.
+fn follow(slash: &Slash<'_>, partner: &mut dyn Partner, attached: &mut Attachments) -> Result<()> {
+    match *slash {
+        Slash::File(argument) => {
+            if let Some(message) = attached.command(argument)? {
+                partner.answer(&message)?;
+            }
+        }
+        Slash::Copy(argument, replaces) => {
+            SaveAs { argument, replaces }.copy(partner.last_answer()?)?;
+        }
+        Slash::Export(argument, replaces) => {
+            SaveAs { argument, replaces }.export(|| partner.page())?;
+        }
+        Slash::Search(argument) => {
+            let words = session_search::words(argument.unwrap_or_default().split_whitespace())?;
+            let layout = ChatLayout::new(partner.model().clone());
+            session_search::print(&session::home_folder()?, &layout, &words)?;
+        }
+        _ => {
+            if matches!(slash, Slash::Clear) {
+                attached.clear();
+            }
+            if !partner.command(slash)? {
+                out::note(
+                    "this command needs a session: chat in a terminal, or use --session NAME",
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `--profile auto` looks at the system message and the first message, which is read before the model is loaded.
@@ -204,6 +275,12 @@ fn command(text: &str) -> Option<Slash<'_>> {
         "/context" => Slash::Context,
         "/regenerate" => Slash::Regenerate,
         "/edit" => Slash::Edit(argument),
+        "/file" => Slash::File(argument),
+        "/copy" => Slash::Copy(argument, false),
+        "/copy!" => Slash::Copy(argument, true),
+        "/export" => Slash::Export(argument, false),
+        "/export!" => Slash::Export(argument, true),
+        "/search" => Slash::Search(argument),
         "/quit" | "/exit" | "/bye" => Slash::Quit,
         _ => Slash::Unknown(name),
     })
@@ -214,6 +291,7 @@ struct Unsaved {
     engine: Engine,
     name: String,
     sample: SampleOptions,
+    stop_repetition: bool,
     max_tokens: usize,
     system: Option<String>,
     turns: Vec<Message>,
@@ -221,14 +299,19 @@ struct Unsaved {
     last: Option<(Shown, usize)>,
     show_stats: bool,
     explain: bool,
+    /// Answers are shown without styles.
+    is_plain: bool,
 }
 
 impl Unsaved {
     fn new(loaded: LoadedModel, args: &args::ChatArgs) -> Result<Unsaved> {
         let vocabulary = loaded.model.config().vocab;
+        let usual = loaded.model.sampling();
+        let sample = engine::sample_options(&args.sampling, vocabulary, Some(usual))?;
         loaded.note_budget();
         Ok(Unsaved {
-            sample: engine::sample_options(&args.sampling, TEMPERATURE, vocabulary)?,
+            sample,
+            stop_repetition: args.stop_repetition != Some(Switch::Off),
             name: loaded.name(),
             max_tokens: loaded.tokens_max(args.max_tokens),
             engine: loaded.start(None, 1)?.0,
@@ -237,6 +320,7 @@ impl Unsaved {
             last: None,
             show_stats: args.stats,
             explain: args.explain,
+            is_plain: args.plain,
         })
     }
 
@@ -278,10 +362,12 @@ impl Unsaved {
             .complete_tokens(chat.ids)
             .continues()
             .borders(chat.borders)
+            .messages(chat.messages)
             .max_tokens(self.max_tokens)
+            .stop_repetition(self.stop_repetition)
             .sample(next_sample(&mut self.sample))
             .stops(stop.map(|text| text.to_string()));
-        let shown = partner::show(prompt).with_context(|| self.name.clone())?;
+        let shown = partner::show(prompt, self.is_plain).with_context(|| self.name.clone())?;
         Ok((shown, tokens))
     }
 
@@ -356,6 +442,27 @@ impl Partner for Unsaved {
         }
         Ok(true)
     }
+
+    fn last_answer(&self) -> Result<Option<String>> {
+        let mut turns = self.turns.iter().rev();
+        let answer = turns.find(|message| message.role == "assistant");
+        Ok(answer.map(|message| message.content.clone()))
+    }
+
+    fn page(&self) -> Result<String> {
+        let mut page = ConversationPage::new(&format!("Chat with {}", self.name));
+        page.fact(0, self.system.as_deref().unwrap_or_default());
+        for (number, turn) in self.turns.chunks(2).enumerate() {
+            if let [question, answer] = turn {
+                page.turn(number as u64 + 1, &question.content, &answer.content);
+            }
+        }
+        Ok(page.into_text())
+    }
+
+    fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
 }
 
 #[cfg(test)]
@@ -371,6 +478,10 @@ mod tests {
         );
         assert_eq!(command("/system"), Some(Slash::System(None)));
         assert_eq!(command("/exit"), Some(Slash::Quit));
+        assert_eq!(
+            command("/copy! a.txt 2"),
+            Some(Slash::Copy(Some("a.txt 2"), true))
+        );
         assert_eq!(command("/frob x"), Some(Slash::Unknown("/frob")));
         for text in ["hello", "/", "/ x", "/1", " /help", "/help\nme", ""] {
             assert_eq!(command(text), None, "{text:?}");

@@ -3,13 +3,14 @@
 use crate::answer::{self, Showing, Shown};
 use crate::engine::per_second;
 use crate::out;
+use crate::screen::Screen;
 use anyhow::Result;
 use haversack::Prompt;
+use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
 use haversack::engine::sample::SampleOptions;
+use std::sync::Arc;
 
-/// Warm enough to talk, cool enough for a small model.
-pub const TEMPERATURE: f32 = 0.7;
 /// Presses of Ctrl-C that an answer may ignore while it reads a long prompt.
 const PATIENCE: usize = 3;
 
@@ -20,6 +21,14 @@ pub trait Partner {
 
     /// Does what a command says; `false`: not this one.
     fn command(&mut self, slash: &Slash<'_>) -> Result<bool>;
+
+    /// Without its markers; `None`: nothing was answered yet.
+    fn last_answer(&self) -> Result<Option<String>>;
+
+    /// The whole conversation as Markdown.
+    fn page(&self) -> Result<String>;
+
+    fn model(&self) -> &Arc<Model>;
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -40,15 +49,20 @@ pub enum Slash<'a> {
     Context,
     Regenerate,
     Edit(Option<&'a str>),
+    File(Option<&'a str>),
+    /// With `!` a file that is there is replaced.
+    Copy(Option<&'a str>, bool),
+    Export(Option<&'a str>, bool),
+    Search(Option<&'a str>),
     Quit,
     Unknown(&'a str),
 }
 
 /// The answer to a prompt, shown as it comes.
-pub fn show(prompt: Prompt) -> Result<Shown> {
+pub fn show(prompt: Prompt, is_plain: bool) -> Result<Shown> {
     let showing = Showing {
         patience: PATIENCE,
-        is_quiet: false,
+        screen: Some(Screen::of_stdout(is_plain)),
         memory: None,
     };
     answer::show(prompt, showing)
@@ -73,6 +87,9 @@ pub fn speed(answer: &Shown, prompt: &str, read: usize) -> String {
 pub fn note_end(finish: Finish, full_at: Option<usize>) {
     match (finish, full_at) {
         (Finish::Stop, _) => {}
+        (Finish::Repetition, _) => {
+            out::note("(stopped: the answer repeated itself; --stop-repetition off lets it go on)")
+        }
         (Finish::Cancelled, _) => out::note("(stopped)"),
         (Finish::Length, Some(room)) => out::note(&format!(
             "(the context of {room} tokens is full; /clear starts over)"

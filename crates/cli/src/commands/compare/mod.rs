@@ -21,6 +21,7 @@ use anyhow::{Context, Result};
 use contest::{Contest, LeftOut, contests};
 use haversack::engine::Policy;
 use haversack::engine::kv_quality::probe::{Depth, Probe};
+use haversack::memory::bytes::human;
 use haversack::text::tokenizer::EncodeOptions;
 use haversack_eval::contender::Coding;
 use haversack_eval::task::Task;
@@ -226,6 +227,16 @@ fn contexts(args: &args::CompareArgs, engine: &LoadedModel) -> Result<Vec<usize>
     }
     if contexts.is_empty() {
         contexts.push(USUAL.min(most));
+    }
+    // What everything is compared with keeps all of it.
+    let longest = contexts.iter().copied().max().unwrap_or(0);
+    if let Some(room) = engine.room().filter(|&room| room < longest) {
+        return Err(anyhow::anyhow!(
+            "--contexts {longest}: the full cache in f16 needs {}, and {} allows {}; accepted: at most {room}",
+            human(engine.runtime.needs_bytes(longest) as u64),
+            engine.limit_name(),
+            human(engine.runtime.ledger().budget.unwrap_or(usize::MAX) as u64),
+        ));
     }
     Ok(contexts)
 }

@@ -167,7 +167,10 @@ impl Work<'_> {
 
     /// How many of the next ones may be held at once.
     fn fitting(&self, left: &[(&str, RuntimeOptions)], context: usize) -> usize {
-        let config = self.engine.model.config();
+        let (config, runtime) = (self.engine.model.config(), &self.engine.runtime);
+        // Beside the reference.
+        let budget = runtime.ledger().budget.unwrap_or(usize::MAX);
+        let room = budget.saturating_sub(runtime.needs_bytes(context)) as u64;
         let mut sum = 0u64;
         let fits = left.iter().take_while(|(_, options)| {
             let rows = options.retention.window.map_or(context, |window| {
@@ -175,7 +178,7 @@ impl Work<'_> {
                 (anchors + window + 64).min(context)
             });
             sum = sum.saturating_add(plan::blocks_bytes(config, &options.kv, rows));
-            sum <= GROUP_BYTES
+            sum <= GROUP_BYTES.min(room)
         });
         fits.count().clamp(1, GROUP_MOST).min(left.len())
     }
