@@ -55,14 +55,32 @@ pub struct Turn {
     pub answer: String,
 }
 
+/// What has happened to a session. A turn that was deleted again leaves its positions, which the rounding of later keys
+/// depends on: the same history gives the same tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    Said {
+        text: String,
+        max_tokens: usize,
+    },
+    /// Saved without its client, with this number of tokens in all, and deleted.
+    Deleted {
+        text: String,
+        tokens: u64,
+    },
+}
+
 /// A session as its client knows it.
 #[derive(Debug, Default)]
 pub struct SessionTurns {
     /// Acknowledged.
     pub turns: Vec<Turn>,
+    pub history: Vec<Event>,
     /// Asked, and no whole answer has come.
     uncertain: Option<Ask>,
-    /// Turns that were saved without their client, by the number of turns before them; to be checked.
+    /// Number of tokens of the uncertain turn: it was there, and whether it was deleted is not known.
+    deleting: Option<u64>,
+    /// Turns that were saved without their client, by the number of events before them; to be checked.
     pub partial: Vec<(usize, Turn)>,
     pub resumed: u64,
 }
@@ -147,15 +165,19 @@ async fn act(
                     wire.send(&bytes(&ask)).await;
                 }
                 let answer = wire.answer(leaves_after).await;
-                let is_over = !answer.is_whole;
+                let (is_over, status) = (!answer.is_whole, answer.status);
                 lock(&around.heard).push(Heard {
-                    status: answer.status,
+                    status,
                     said: answer.said(ask.is_stream),
                     is_eager: is_eager && leaves_after.is_none(),
                     ask,
                 });
                 if is_over {
                     break;
+                }
+                // A request that is refused before its body is read may end its connection.
+                if matches!(status, 429 | 503) && !is_pipelined {
+                    wire = around.connect(client.buffer, client.pace);
                 }
             }
         }
@@ -181,6 +203,10 @@ async fn act(
                 match answer.status {
                     200 if said.is_whole && said.error.is_none() => {
                         known.uncertain = None;
+                        known.history.push(Event::Said {
+                            text: ask.text.clone(),
+                            max_tokens: ask.max_tokens,
+                        });
                         known.turns.push(Turn {
                             text: ask.text,
                             max_tokens: ask.max_tokens,
@@ -247,14 +273,17 @@ async fn reconcile(
 ) -> Result<bool, String> {
     let path = format!("/v1/sessions/{name}");
     let answer = around.call_patiently("GET", &path).await;
-    let there: Vec<(String, String)> = match answer.status {
+    let there: Vec<(String, String, u64)> = match answer.status {
         0 => return Ok(false),
         200 => {
             let document = answer.json();
             let turns = document["turns"].as_array().into_iter().flatten();
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             turns
-                .map(|t| (text(&t["question"]), text(&t["answer"])))
+                .map(|t| {
+                    let tokens = t["tokens"].as_u64().unwrap_or_default();
+                    (text(&t["question"]), text(&t["answer"]), tokens)
+                })
                 .collect()
         }
         404 => Vec::new(),
@@ -275,12 +304,16 @@ async fn reconcile(
         known.resumed += kept as u64;
         match &there[kept..] {
             [] => false,
-            [(question, answer)] => {
-                let Some(ask) = known.uncertain.take().filter(|ask| ask.text == *question) else {
+            [(question, answer, tokens)] => {
+                known.deleting = Some(*tokens);
+                // Uncertain until it is known to be deleted: this client may be aborted before.
+                let ask = known.uncertain.clone();
+                let Some(ask) = ask.filter(|ask| ask.text == *question) else {
                     return Err(format!("{name}: {question:?} was not asked"));
                 };
+                let before = known.history.len();
                 known.partial.push((
-                    kept,
+                    before,
                     Turn {
                         text: ask.text,
                         max_tokens: ask.max_tokens,
@@ -292,26 +325,22 @@ async fn reconcile(
             more => return Err(format!("{name}: {more:?} were not asked")),
         }
     };
-    lock(known).uncertain = None;
     if has_more {
         let status = around
             .call_patiently("DELETE", &format!("{path}/turns/last"))
             .await
             .status;
-        return match status {
+        match status {
             // Whether it was deleted is not known.
-            0 => {
-                let (_, turn) = lock(known).partial.last().cloned().expect("it was there");
-                lock(known).uncertain = Some(Ask {
-                    text: turn.text,
-                    max_tokens: turn.max_tokens,
-                    is_stream: false,
-                });
-                Ok(false)
-            }
-            200 => Ok(true),
-            status => Err(format!("{name}: {status} to deleting its last turn")),
-        };
+            0 => return Ok(false),
+            200 => {}
+            status => return Err(format!("{name}: {status} to deleting its last turn")),
+        }
+    }
+    let mut known = lock(known);
+    if let (Some(ask), Some(tokens)) = (known.uncertain.take(), known.deleting.take()) {
+        let text = ask.text;
+        known.history.push(Event::Deleted { text, tokens });
     }
     Ok(true)
 }
@@ -321,9 +350,10 @@ async fn tick(engine: &Engine, is_stopping: bool) {
     for _ in 0..16 {
         tokio::task::yield_now().await;
     }
-    // For the threads of the engine, and those that make tokens.
+    // For the threads of the engine, and those that make tokens: a request that has bytes waits for one of them, maybe.
     std::thread::sleep(Duration::from_micros(20));
-    let by = match is_busy(engine) {
+    let has_bytes = engine.client().heap().growth_bytes() > 0;
+    let by = match is_busy(engine) || has_bytes {
         true if is_stopping => Duration::ZERO,
         true => Duration::from_millis(5),
         false => Duration::from_millis(250),

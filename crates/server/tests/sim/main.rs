@@ -13,9 +13,9 @@ mod wire;
 use haversack::engine::runtime::{Runtime, RuntimeOptions};
 use haversack::engine::{KvForm, KvOptions, LoadOptions, Model, Repack, Residence, Retention};
 use haversack::session::{SessionOptions, SessionSettings, Sessions};
-use haversack::{Engine, EngineOptions};
+use haversack::{Conversation, Engine, EngineOptions};
 use haversack_testing::models::Spec;
-use life::{Counts, Heard, SessionTurns};
+use life::{Counts, Event, Heard, SessionTurns};
 use script::{Ask, Dice, End, Life, SESSIONS, Settings};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -74,7 +74,7 @@ fn engine(model: &Arc<Model>, dir: Option<&Path>, settings: Option<&Settings>) -
 struct Reference {
     engine: Engine,
     completions: HashMap<(String, usize), String>,
-    turns: HashMap<Vec<(String, usize)>, String>,
+    turns: HashMap<Vec<Event>, String>,
 }
 
 impl Reference {
@@ -86,21 +86,48 @@ impl Reference {
         })
     }
 
-    /// The answer to the last of these questions.
-    fn turn(&mut self, asks: &[(String, usize)]) -> &str {
-        let names = self.turns.len();
-        self.turns.entry(asks.to_vec()).or_insert_with(|| {
-            let conversation = self.engine.conversation(format!("r{names}"));
-            let conversation = conversation.begin().expect("a conversation");
-            let mut answer = String::new();
-            for (text, max) in asks {
-                let said = conversation.say(&**text).max_tokens(*max).temperature(0.0);
-                answer = said.run().expect("an answer");
-            }
+    /// The answer to the last question of a conversation to which this happened.
+    fn turn(&mut self, history: &[Event]) -> &str {
+        let engine = &self.engine;
+        let turns = &mut self.turns;
+        turns.entry(history.to_vec()).or_insert_with(|| {
+            let (conversation, answer) = replay(engine, history);
             conversation.delete().expect("it is there");
             answer
         })
     }
+}
+
+fn replay(engine: &Engine, history: &[Event]) -> (Conversation, String) {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    let name = format!("r{}", NAMES.fetch_add(1, Ordering::Relaxed));
+    let conversation = engine.conversation(name);
+    let conversation = conversation.begin().expect("a conversation");
+    let say = |conversation: &Conversation, text: &str, max: usize| {
+        let said = conversation.say(text).max_tokens(max).temperature(0.0);
+        said.run().expect("an answer")
+    };
+    let tokens_of_last = |conversation: &Conversation| {
+        let view = conversation.view(1).expect("a view");
+        view.turns.last().map_or(0, |view| view.turn.tokens())
+    };
+    let mut answer = String::new();
+    for (i, event) in history.iter().enumerate() {
+        match event {
+            Event::Said { text, max_tokens } => answer = say(&conversation, text, *max_tokens),
+            Event::Deleted { text, tokens } => {
+                // With an answer of one token, to know how many it had.
+                let (short, _) = replay(engine, &history[..i]);
+                say(&short, text, 1);
+                let answered = 1 + tokens - tokens_of_last(&short);
+                short.delete().expect("it is there");
+                say(&conversation, text, answered as usize);
+                assert_eq!(tokens_of_last(&conversation), *tokens, "{event:?}");
+                conversation.retract().expect("it is there");
+            }
+        }
+    }
+    (conversation, answer)
 }
 
 struct World {
@@ -227,30 +254,33 @@ impl World {
         counts: &mut Counts,
     ) -> Result<(), String> {
         let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
-        let asks: Vec<(String, usize)> = session
-            .turns
-            .iter()
-            .map(|t| (t.text.clone(), t.max_tokens))
-            .collect();
+        // (turn): the place of its question in the history.
+        let is_said = |event: &Event| matches!(event, Event::Said { .. });
+        let places = session.history.iter().enumerate();
+        let places = places.filter(|(_, event)| is_said(event)).map(|(i, _)| i);
+        let places: Vec<usize> = places.collect();
         for (i, turn) in session.turns.iter().enumerate() {
-            let expected = self.reference.turn(&asks[..=i]);
+            let expected = self.reference.turn(&session.history[..=places[i]]);
             if turn.answer != expected {
-                let (text, said) = (&turn.text, &turn.answer);
+                let (text, said, history) = (&turn.text, &turn.answer, &session.history);
                 return Err(format!(
-                    "turn {i}, {text:?}: {said:?} instead of {expected:?}"
+                    "turn {i}, {text:?}: {said:?} instead of {expected:?} after {history:?}"
                 ));
             }
         }
         for (before, turn) in std::mem::take(&mut session.partial) {
             counts.partial += 1;
-            let mut asks = asks[..before].to_vec();
-            asks.push((turn.text, turn.max_tokens));
-            let expected = self.reference.turn(&asks);
+            let mut history = session.history[..before].to_vec();
+            history.push(Event::Said {
+                text: turn.text,
+                max_tokens: turn.max_tokens,
+            });
+            let expected = self.reference.turn(&history);
             // It may end within a character.
             let said = turn.answer.trim_end_matches('\u{fffd}').trim();
             if !expected.trim().starts_with(said) {
                 return Err(format!(
-                    "turn {before}: was left at {:?} of {expected:?}",
+                    "turn after {before} events: was left at {:?} of {expected:?}",
                     turn.answer
                 ));
             }

@@ -38,8 +38,8 @@ pub struct Settings {
 impl Settings {
     pub fn new(dice: &mut Dice) -> Settings {
         Settings {
-            batch: 1 + dice.roll(4),
-            queue: 1 + dice.roll(6),
+            batch: 1 + dice.roll(3),
+            queue: 1 + dice.roll(3),
             prefix_cache: dice.pick(&[0, 1, 6]),
             budget: dice.pick(&[3 << 20, 6 << 20, 32 << 20]),
         }
@@ -100,6 +100,9 @@ pub enum Plan {
     Look(&'static str),
 }
 
+/// Bytes of a connection, fewer than a request has.
+const SMALLEST_BUFFER: usize = 64;
+
 #[derive(Clone, Debug)]
 pub struct Client {
     pub plan: Plan,
@@ -111,7 +114,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reads whatever comes at once: its answer must not be cut.
+    /// Reads whatever comes at once: its answer must not be cut. A client whose request does not fit its connection is still
+    /// sending when it is refused before its body is read, and may not hear of it.
     pub fn is_eager(&self) -> bool {
         let pipelines = matches!(
             self.plan,
@@ -120,7 +124,7 @@ impl Client {
                 ..
             }
         );
-        self.pace.pauses == 0 && !pipelines
+        self.pace.pauses == 0 && !pipelines && self.buffer > SMALLEST_BUFFER
     }
 }
 
@@ -189,7 +193,7 @@ fn client(dice: &mut Dice, talks: &mut [bool; SESSIONS]) -> Client {
         9 => Plan::Deaf(asks(dice, 10)),
         _ => Plan::Look(dice.pick(&["/health", "/metrics", "/v1/memory", "/v1/sessions"])),
     };
-    let buffer = dice.pick(&[64, 1000, 1 << 16]);
+    let buffer = dice.pick(&[SMALLEST_BUFFER, 1000, 1 << 16]);
     Client {
         plan,
         start: Duration::from_millis(dice.roll(1500) as u64),
