@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::group::{Group, RssWatch, wait_until_below};
+use common::group::{Group, OtherMachines, RssWatch, wait_until_below};
 use common::server::{Server, bearer, events};
 use common::{PATIENCE, Sandbox, smollm2, text};
 use haversack::memory::background;
@@ -477,12 +477,15 @@ fn a_hostile_crowd_stays_under_the_ceiling() {
     let attacks = &Attacks::new();
     let until = Instant::now() + seconds(8);
     let mut polite = Polite::default();
+    let elsewhere = &OtherMachines::new("crowd");
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let server = &server;
             scope.spawn(move || {
-                // They are on this machine and would take its cores from the server.
-                background::lower_priority();
+                match elsewhere {
+                    Some(elsewhere) => elsewhere.enter(),
+                    None => background::lower_priority(),
+                }
                 let mut n = client;
                 while Instant::now() < until {
                     attacks.run(server, client, n);
