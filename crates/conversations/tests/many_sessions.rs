@@ -915,17 +915,17 @@ fn a_slow_disk_holds_up_its_own_session_only() {
     assert_eq!(*saved.borrow(), [first, second]);
 
     // Until it is saved, a command that is to follow a turn waits.
-    assert!(!scheduler.is_ending_turn("anna".into()));
+    assert!(scheduler.is_ready_for_command("anna".into()));
     let third = scheduler.submit(turn(0, 2)).unwrap();
     for _ in 0..60 {
         step(&mut scheduler, &mut hear);
     }
-    assert!(scheduler.is_ending_turn("anna".into()));
+    assert!(!scheduler.is_ready_for_command("anna".into()));
     assert_eq!(saved.borrow().len(), 2);
     disk.catch_up();
     step(&mut scheduler, &mut hear);
     assert_eq!(*saved.borrow(), [first, second, third]);
-    assert!(!scheduler.is_ending_turn("anna".into()));
+    assert!(scheduler.is_ready_for_command("anna".into()));
 
     // Cancelled while it waits for the disk, a new session leaves nothing.
     let read = create(&scheduler, 2);
@@ -937,6 +937,92 @@ fn a_slow_disk_holds_up_its_own_session_only() {
     disk.catch_up();
     assert!(scheduler.is_idle() && !folder.join("ben.session").exists());
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+/// A file that takes long to verify holds up the requests of its session only. Whoever comes for it first has it: a command,
+/// or another process once no request waits for it.
+#[test]
+fn a_long_file_holds_up_its_own_session_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let truth = alone(&model, dir.path(), 2);
+    let disk = JournalFaults::never();
+    let runtime = runtime(&model, dir.path(), None);
+    let folder = dir.path().join("late");
+    let sessions = sessions_on(&runtime, &folder, CAPACITY, &disk);
+    let mut scheduler =
+        Scheduler::new(runtime, SchedulerOptions::default()).with_sessions(sessions);
+    scheduler.create_session(NAMES[0], "", OPENING, 0).unwrap();
+    scheduler.submit(turn(0, 0)).unwrap();
+    finish(&mut scheduler, None);
+    let disk = disk.late();
+    let is_open = |scheduler: &Scheduler| scheduler.sessions().unwrap().opened(NAMES[0]).is_some();
+    let is_free = || Journal::open(folder.join("anna.session"), JournalOptions::default()).is_ok();
+
+    scheduler.suspend_all();
+    let endless = Request {
+        options: GenerateOptions {
+            tokens_max: Some(60),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::completion(spec.ids(8))
+    };
+    scheduler.submit(endless).unwrap();
+    let asked = scheduler.submit(turn(0, 1)).unwrap();
+    let (mut tokens, mut answer) = (0, Vec::new());
+    for _ in 0..60 {
+        step(&mut scheduler, &mut |id, event| {
+            tokens += usize::from(id != asked && matches!(event, RequestEvent::Token { .. }));
+        });
+        assert!(!is_open(&scheduler));
+    }
+    assert!(tokens > 50, "{tokens} tokens in 60 steps: held up");
+    while !scheduler.is_idle() {
+        disk.catch_up();
+        step(&mut scheduler, &mut |_, event| {
+            if let RequestEvent::TurnSaved(saved) = event {
+                answer = saved.tokens;
+            }
+        });
+    }
+    assert_eq!(answer, truth[0][1].tokens);
+
+    // Its request is cancelled: nothing keeps the file.
+    scheduler.suspend_all();
+    let asked = scheduler.submit(turn(0, 2)).unwrap();
+    step(&mut scheduler, &mut |_, _| ());
+    scheduler.cancel(asked).unwrap();
+    disk.catch_up();
+    step(&mut scheduler, &mut |_, _| ());
+    assert!(scheduler.is_idle() && is_free());
+
+    // A command does not wait for another thread to begin.
+    let asked = scheduler.submit(turn(0, 2)).unwrap();
+    step(&mut scheduler, &mut |_, _| ());
+    scheduler
+        .with_session(NAMES[0], |_, sessions, id| {
+            assert_eq!(sessions.turns(id)?.len(), 2);
+            Ok(())
+        })
+        .unwrap();
+    assert!(is_open(&scheduler) && !is_free());
+    scheduler.cancel(asked).unwrap();
+
+    // Nor does deleting it.
+    scheduler.suspend_all();
+    scheduler.submit(turn(0, 2)).unwrap();
+    step(&mut scheduler, &mut |_, _| ());
+    scheduler.delete_session(NAMES[0]).unwrap();
+    assert!(!folder.join("anna.session").exists());
+    let mut failed = 0;
+    while !scheduler.is_idle() {
+        disk.catch_up();
+        step(&mut scheduler, &mut |_, event| {
+            failed += u32::from(matches!(event, RequestEvent::Failed(_)));
+        });
+    }
+    assert_eq!(failed, 1);
 }
 
 /// What no session takes is refused before it reaches the scheduler.

@@ -127,7 +127,7 @@ pub(crate) struct EngineThread {
     pub driver: Driver,
     pub device: Device,
     commands: Receiver<Command>,
-    /// Commands of conversations whose last turn has ended its answer and is not saved yet.
+    /// Commands of conversations whose last turn is being saved, or whose file is being verified.
     behind_turns: Vec<FollowingCommand>,
     pulse: Arc<Pulse>,
     pub is_stopping: bool,
@@ -173,12 +173,12 @@ impl EngineThread {
         self.driver.close();
     }
 
-    /// Executes a command of a conversation, behind the turn that has ended its answer there, if there is one: while that is
-    /// saved, others go on.
+    /// Executes a command of a conversation once the turn that has ended its answer there, if there is one, is saved, and the
+    /// file of one that is not in memory is verified: meanwhile others go on.
     pub fn follow_turn(&mut self, owner: Owner, name: String, command: Command) {
         let mut earlier = self.behind_turns.iter();
         let waits = earlier.any(|earlier| earlier.owner == owner && earlier.name == name)
-            || (self.driver.scheduler()).is_ending_turn(owner.session(&name));
+            || !(self.driver.scheduler_mut()).is_ready_for_command(owner.session(&name));
         match waits {
             true => self.behind_turns.push(FollowingCommand {
                 owner,

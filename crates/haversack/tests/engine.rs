@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 static HEAP: CountedHeap = CountedHeap;
 
 /// Waits until something holds; machines that run tests may be slow.
-fn until(what: &str, holds: impl Fn() -> bool) {
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < Duration::from_secs(60), "{what}");
@@ -377,6 +377,23 @@ fn a_command_follows_the_answer_before_it() {
         assert_eq!(view.turns.len(), turn + 1);
         assert!(view.stats.unsaved.is_none());
     }
+
+    // Neither does a command of a session hold up others whose file is long to verify.
+    engine.client().suspend("anna").wait().unwrap();
+    let mut view = pin!(engine.client().view("anna", 9));
+    let mut polled = || view.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let other = || engine.complete("a").max_tokens(20).ignore_end(true).run();
+    other().unwrap();
+    assert!(polled().is_pending(), "before the file is verified");
+    let mut done = None;
+    until("the session is opened", || {
+        disk.catch_up();
+        if let Poll::Ready(view) = polled() {
+            done = Some(view.unwrap().turns.len());
+        }
+        done.is_some()
+    });
+    assert_eq!(done, Some(2));
 }
 
 #[test]

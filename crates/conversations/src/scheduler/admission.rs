@@ -252,7 +252,10 @@ impl<'a> Admission<'a> {
         let is_new = matches!(read, SessionRead::Create { .. });
         let id = match is_new {
             true => None,
-            false => Some(self.open_session(session)?),
+            false => match self.look_at_file(session, read.tokens(), Some(0))? {
+                Some(waits) => return Ok(Outcome::Waits(waits)),
+                None => Some(self.open_session(session)?),
+            },
         };
         let sessions = self.resources.sessions()?;
         let open = id.or_else(|| sessions.opened(session));
@@ -288,8 +291,36 @@ impl<'a> Admission<'a> {
         }))
     }
 
+    /// Whether a request waits until the file of its session is ready, or until there is memory for what it holds: while others
+    /// run, nothing is restored that would not fit.
+    fn look_at_file(
+        &mut self,
+        session: SessionName<'_>,
+        question: usize,
+        answer: Option<usize>,
+    ) -> SessionResult<Option<Admit>> {
+        let sessions = self.resources.sessions_mut()?;
+        if !sessions.is_file_ready(session) {
+            return Ok(Some(Admit::Blocked));
+        }
+        if self.is_batch_empty() {
+            return Ok(None);
+        }
+        let Resources {
+            runtime, sessions, ..
+        } = &mut *self.resources;
+        let sessions = sessions.as_mut().ok_or(SessionError::NoSessions)?;
+        let needs = sessions.resumed_turn_needs(runtime, session, question, answer);
+        let admit = needs.map(|(bytes, rows)| self.make_room(bytes, rows, false, None));
+        Ok(admit.filter(|admit| *admit != Admit::Now))
+    }
+
     fn begin_turn(&mut self, turn: &PreparedTurn) -> SessionResult<Outcome> {
         let is_batch_empty = self.is_batch_empty();
+        let answer = turn.options.tokens_max;
+        if let Some(waits) = self.look_at_file(turn.session(), turn.question.len(), answer)? {
+            return Ok(Outcome::Waits(waits));
+        }
         let id = self.open_session(turn.session())?;
         let sessions = self.resources.sessions()?;
         if sessions.is_answering(id)? {

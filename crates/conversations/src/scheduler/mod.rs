@@ -172,7 +172,8 @@ impl Scheduler {
                 // Sentences are judged on another thread.
                 std::thread::sleep(JUDGING_PAUSE);
             }
-            return Ok(self.batch.is_saving());
+            let opens = self.sessions().is_some_and(Sessions::is_opening_file);
+            return Ok(self.batch.is_saving() || opens);
         }
         let demands = batch.demands(&self.owner_loads);
         let mut takes = self.plan_step(&demands, now);
@@ -266,6 +267,13 @@ impl Scheduler {
                 Outcome::Waits(_) => {}
             }
         }
+        if let Some(sessions) = &mut self.resources.sessions {
+            let queue = &self.queue;
+            sessions.keep_opening(|name| {
+                let mut queued = queue.iter();
+                queued.any(|queued| queued.request.work.session() == Some(name))
+            });
+        }
         Ok(())
     }
 
@@ -283,9 +291,10 @@ impl Scheduler {
         !self.queue.is_empty() || !self.batch.is_empty() || self.batch.is_saving()
     }
 
-    /// Whether there is nothing to do: no request, and no stream to condense.
+    /// Whether there is nothing to do: no request, no stream to condense, and no file to verify.
     pub fn is_idle(&self) -> bool {
-        !self.has_requests() && !self.sessions().is_some_and(Sessions::is_condensing)
+        let works = |sessions: &Sessions| sessions.is_condensing() || sessions.is_opening_file();
+        !self.has_requests() && !self.sessions().is_some_and(works)
     }
 
     /// Limits later steps. Running requests stay, and their tokens do not change.
@@ -426,11 +435,16 @@ impl Scheduler {
         self.resources.delete_session(name.into())
     }
 
-    /// Whether a turn of this session has ended its answer and is not saved yet: a command that is to follow it waits.
-    pub fn is_ending_turn(&self, name: SessionName<'_>) -> bool {
-        let sessions = self.resources.sessions.as_ref();
-        let opened = sessions.and_then(|sessions| sessions.opened(name));
-        opened.is_some_and(|id| self.batch.is_ending(id))
+    /// Whether a command of this session can be executed now. It waits while a turn has ended its answer and is not saved yet,
+    /// and while the session's file is verified, which begins with this call.
+    pub fn is_ready_for_command(&mut self, name: SessionName<'_>) -> bool {
+        let Some(sessions) = &mut self.resources.sessions else {
+            return true;
+        };
+        match sessions.opened(name) {
+            Some(id) => !self.batch.is_ending(id),
+            None => sessions.is_file_ready_for_command(name),
+        }
     }
 
     /// Suspends every idle session, so that its file has all of it, and empties the prefix cache.

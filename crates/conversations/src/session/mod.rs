@@ -65,6 +65,7 @@ pub mod limits;
 mod log;
 pub mod names;
 mod open_session;
+mod opening_files;
 mod options;
 mod owner;
 pub mod paged_vec;

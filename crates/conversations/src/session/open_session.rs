@@ -5,7 +5,8 @@ use super::error::{SessionError, SessionResult};
 use super::identity::Identity;
 use super::limits::{CapacityChange, SessionLimits, SessionSettings};
 use super::log::{EndedSave, LogHome, SessionLog, StartedSave};
-use super::options::{SessionOptions, journal_options};
+use super::opening_files::SessionFile;
+use super::options::SessionOptions;
 use super::owner::SessionName;
 use super::plan::TurnPlan;
 use super::prefix::Prefixes;
@@ -23,7 +24,6 @@ use super::undo::TurnUndo;
 use haversack_cache::Image;
 use haversack_engine::encoder::{Embedding, StoredEmbedding};
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
-use haversack_memory::journal::Journal;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -104,11 +104,12 @@ impl OpenSession {
         }
     }
 
-    /// Opens a session from its file.
+    /// Opens a session from its file, which stays where it is if there is no memory for it.
     pub fn open<'a>(
         runtime: &mut Runtime,
         full_name: SessionName<'_>,
         home: LogHome,
+        file: &mut Option<SessionFile>,
         identity: &Identity,
         options: &Arc<SessionOptions>,
         prefixes: &mut Prefixes,
@@ -116,30 +117,18 @@ impl OpenSession {
         grant: &dyn Fn(SessionSettings) -> GrantedLimits<'a>,
     ) -> SessionResult<OpenSession> {
         let name = full_name.name;
-        let error = |source| SessionError::File {
-            name: name.to_owned(),
-            source,
-        };
         let bad_record = |source| SessionError::Record {
             name: name.to_owned(),
             source,
         };
-        let opened = Journal::open(&home.path, journal_options(options, u64::MAX));
-        let mut opened = opened.map_err(error)?;
-        identity.check(name, opened.journal.identity())?;
-        if opened.records.is_empty() {
+        let Some(mut opened) = file.take() else {
             return Err(SessionError::NoSuchSession { name: name.into() });
-        }
-        let map = opened.journal.map().map_err(error)?;
-        let Replay {
-            transcript,
-            columns,
-            state,
-            state_record,
-        } = Replay::of(&map, &opened.records).map_err(bad_record)?;
+        };
+        identity.check(name, opened.journal.identity())?;
+        let (map, replay) = (&opened.map, &opened.replay);
+        let (transcript, columns, state) = (&replay.transcript, &replay.columns, &replay.state);
         let own = transcript.limits.as_ref().map(|limits| limits.own);
         let granted = grant(own.unwrap_or_default());
-        opened.journal.set_quota(Some(granted.limits.quota_bytes));
         let saved = |block: &u64| columns.get(block).and_then(|&r| map.payload(r).ok());
         if state.blocks.iter().any(|block| saved(block).is_none()) {
             return Err(bad_record(BadRecord {
@@ -201,8 +190,23 @@ impl OpenSession {
             blocks = kept(&left);
             restored = restore(&of(&blocks));
         }
+        let sequence = match restored {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                *file = Some(opened);
+                return Err(error.into());
+            }
+        };
+        let quota = Some(granted.limits.quota_bytes);
+        opened.journal.set_quota(quota);
+        let Replay {
+            transcript,
+            columns,
+            state_record,
+            ..
+        } = opened.replay;
         let residency = Residency {
-            sequence: restored?,
+            sequence,
             columns,
             blocks,
         };

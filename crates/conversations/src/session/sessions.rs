@@ -12,10 +12,10 @@ use super::limits::{SessionLimits, SessionRoom, SessionSettings};
 use super::log::{LogHome, SessionLog};
 use super::names;
 use super::open_session::{GrantedLimits, OpenSession, ResumeMode};
-use super::options::{FolderLimits, SessionOptions, journal_options};
+use super::opening_files::OpeningFiles;
+use super::options::{FolderLimits, SessionOptions};
 use super::owner::{Owner, SessionName};
 use super::prefix::{PrefixStats, Prefixes};
-use super::replay::Replay;
 use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
 use super::residency::{Residency, fits, promised_bytes, slack};
 use super::slots::{SessionId, Slots};
@@ -24,7 +24,6 @@ use super::transcript::{Deferred, Transcript};
 use super::turns::Turn;
 use super::undo::{DroppedTurns, Undo};
 use haversack_engine::runtime::{Runtime, SequenceId};
-use haversack_memory::journal::Journal;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -89,6 +88,7 @@ pub struct Sessions {
     encoder: Option<Arc<dyn Embed>>,
     condenser: Option<Arc<dyn Condense>>,
     slots: Slots<OpenSession>,
+    pub(super) opening: OpeningFiles,
     /// Of sessions that were closed, by name.
     deferred: BTreeMap<(Owner, String), Deferred>,
     prefixes: Prefixes,
@@ -144,6 +144,7 @@ impl Sessions {
             encoder: None,
             condenser: None,
             slots: Slots::new(),
+            opening: OpeningFiles::default(),
             deferred: BTreeMap::new(),
             closed: SessionCounters::default(),
             dropped: DroppedTurns::default(),
@@ -354,9 +355,15 @@ impl Sessions {
         let (options, prefixes) = (&self.options, &mut self.prefixes);
         let (grants, all) = (&self.grants, self.options.settings);
         let grant = &|own| grants.grant(own, all);
-        let mut session = OpenSession::open(
-            runtime, full_name, home, identity, options, prefixes, mode, grant,
-        )?;
+        let mut file = Some(self.opening.open(full_name, &home, options)?);
+        let opened = OpenSession::open(
+            runtime, full_name, home, &mut file, identity, options, prefixes, mode, grant,
+        );
+        if let Some(file) = file.filter(|_| opened.as_ref().is_err_and(SessionError::is_cannot_fit))
+        {
+            self.opening.put_back(full_name, file);
+        }
+        let mut session = opened?;
         let key = (owner, name.to_owned());
         let changes = std::mem::take(&mut session.transcript.deferred.changes);
         session.transcript.deferred = self.deferred.get(&key).cloned().unwrap_or_default();
@@ -420,6 +427,7 @@ impl Sessions {
         let Some(folder) = self.folder(owner) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
+        drop(self.opening.take(full_name));
         self.deferred.remove(&(owner, name.to_owned()));
         folder.delete(name)
     }
@@ -540,34 +548,6 @@ impl Sessions {
     pub fn facts(&self, id: SessionId) -> SessionResult<Vec<(u64, &str)>> {
         let facts = self.session(id)?.transcript.facts.iter();
         Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
-    }
-
-    /// Whether a session was begun with this persistent text. One that is not open is looked up in its file.
-    pub fn began_with<'a>(
-        &self,
-        name: impl Into<SessionName<'a>>,
-        text: &str,
-    ) -> SessionResult<bool> {
-        let full_name @ SessionName { name, .. } = name.into();
-        if let Some(id) = self.opened(full_name) {
-            return Ok(self.session(id)?.transcript.began_with(text));
-        }
-        let Some(home) = self.home(full_name) else {
-            return Err(SessionError::NowhereToLook { name: name.into() });
-        };
-        // It is only read.
-        let options = journal_options(&self.options, u64::MAX);
-        let view = Journal::view(&home.path, &options);
-        let view = view.map_err(|source| SessionError::File {
-            name: name.into(),
-            source,
-        })?;
-        let replay = Replay::of(&view.map, &view.records);
-        let replay = replay.map_err(|source| SessionError::Record {
-            name: name.into(),
-            source,
-        })?;
-        Ok(replay.transcript.began_with(text))
     }
 
     /// The turns that are in memory or in the file, oldest first.
@@ -781,12 +761,27 @@ impl Sessions {
         coming: u64,
     ) -> SessionResult<(usize, usize)> {
         let limits = &self.session(id)?.limits;
-        let rows_max = limits.persistent_room() + limits.capacity + slack(runtime);
         let sequence = self.sequence(id)?;
         let end = runtime.position(sequence)?.saturating_add(coming);
-        let rows = usize::try_from(end).unwrap_or(usize::MAX).min(rows_max);
+        let rows = rows_at(end, limits, runtime);
         let bytes = promised_bytes(runtime, sequence, coming)?;
         Ok((bytes.max(runtime.sequence_bytes(rows)), rows))
+    }
+
+    /// The same of a session that is not in memory, before a turn that asks `question` tokens and answers at most `answer`, as
+    /// far as its file says.
+    pub(crate) fn resumed_turn_needs(
+        &mut self,
+        runtime: &Runtime,
+        name: SessionName<'_>,
+        question: usize,
+        answer: Option<usize>,
+    ) -> Option<(usize, usize)> {
+        let (position, own) = self.position_in_file(name)?;
+        let limits = self.grants.grant(own, self.options.settings).limits;
+        let coming = self.coming_tokens(&limits, question, answer).ok()?;
+        let rows = rows_at(position.saturating_add(coming), &limits, runtime);
+        Some((runtime.sequence_bytes(rows), rows))
     }
 
     /// Whether the budget has room for a turn of `coming` tokens, with all lists as they are now.
@@ -818,7 +813,15 @@ impl Sessions {
         question: usize,
         answer: Option<usize>,
     ) -> SessionResult<u64> {
-        let limits = &self.session(id)?.limits;
+        self.coming_tokens(&self.session(id)?.limits, question, answer)
+    }
+
+    fn coming_tokens(
+        &self,
+        limits: &SessionLimits,
+        question: usize,
+        answer: Option<usize>,
+    ) -> SessionResult<u64> {
         let ending = self.ending_tokens()? + 1;
         let whole = question.saturating_add(limits.answer(answer)? + ending);
         Ok((whole.min(limits.capacity) + self.options.reread_max) as u64)
@@ -838,7 +841,7 @@ impl Sessions {
         folder.map(|folder| folder.of_owner(owner))
     }
 
-    fn home(&self, name: SessionName<'_>) -> Option<LogHome> {
+    pub(super) fn home(&self, name: SessionName<'_>) -> Option<LogHome> {
         Some(LogHome {
             path: self.folder(name.owner)?.path(name.name).ok()?,
             identity: self.identity.of_owner(name.owner).to_bytes(name.name),
@@ -880,6 +883,7 @@ impl Sessions {
         session: OpenSession,
         resumed: Option<ResumeMode>,
     ) -> SessionResult<SessionId> {
+        drop(self.opening.take(session.log.full_name()));
         let id = self.slots.insert(session);
         let held = match resumed {
             Some(ResumeMode::Whole) => self.hold(runtime),
@@ -957,7 +961,7 @@ impl Sessions {
         }
     }
 
-    fn session(&self, id: SessionId) -> SessionResult<&OpenSession> {
+    pub(super) fn session(&self, id: SessionId) -> SessionResult<&OpenSession> {
         let session = self.slots.get(id);
         session.ok_or(SessionError::Closed { index: id.index() })
     }
@@ -982,4 +986,10 @@ impl Sessions {
         let session = self.slots.get_mut(id);
         session.ok_or(SessionError::Closed { index: id.index() })
     }
+}
+
+/// Rows that a sequence may have when it ends there.
+fn rows_at(end: u64, limits: &SessionLimits, runtime: &Runtime) -> usize {
+    let max = limits.persistent_room() + limits.capacity + slack(runtime);
+    usize::try_from(end).unwrap_or(usize::MAX).min(max)
 }

@@ -5,13 +5,13 @@
 //! ```
 //! Between the two the journal takes no writes; what was committed before can be read.
 
+use super::beside::BesideTask;
 use super::draft::{Draft, Temporary};
 use super::error::JournalError;
 use super::file::{JournalFile, JournalPaths};
 use super::layout::{HEAD_BYTES, JournalHead};
 use super::write::Tail;
-use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A commit that has begun: its records are written, and not durable yet. If it is dropped, the journal stays as it is on
@@ -63,15 +63,7 @@ impl JournalCommit {
     /// Runs it beside the caller.
     pub fn start(self) -> JournalCommitTask {
         let io = self.paths.io.clone();
-        let task = JournalCommitTask(Arc::new(CommitSlot {
-            state: Mutex::new(CommitState::Waiting(Box::new(self))),
-            ended: Condvar::new(),
-        }));
-        let slot = task.0.clone();
-        if !io.run_beside(Box::new(move || slot.run())) {
-            task.0.run();
-        }
-        task
+        JournalCommitTask(BesideTask::start(&io, Box::new(|| self.run())))
     }
 
     /// Makes the records durable, and then the head that counts them. Blocks for as long as the disk takes.
@@ -152,82 +144,22 @@ fn replace(paths: &JournalPaths, draft: Draft, commits: u64) -> CommitOutcome {
 
 /// A [`JournalCommit`] that runs beside the caller.
 #[must_use]
-pub struct JournalCommitTask(Arc<CommitSlot>);
+pub struct JournalCommitTask(BesideTask<JournalCommitted>);
 
 impl JournalCommitTask {
     pub fn has_ended(&self) -> bool {
-        matches!(*self.0.state(), CommitState::Ended(_))
+        self.0.has_ended()
     }
 
     /// Waits for its end, at most this long.
     pub fn wait_for(&self, time: Duration) {
-        let state = self.0.state();
-        let is_open = |state: &mut CommitState| !matches!(state, CommitState::Ended(_));
-        let waited = self.0.ended.wait_timeout_while(state, time, is_open);
-        drop(waited);
+        self.0.wait_for(time);
     }
 
     /// Waits for its end, or runs it here if it has not begun.
     pub fn wait(self) -> JournalCommitted {
-        self.0.run();
-        let mut state = self.0.state();
-        loop {
-            match mem::replace(&mut *state, CommitState::Running) {
-                CommitState::Ended(committed) => return committed,
-                other => *state = other,
-            }
-            let woken = self.0.ended.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-struct CommitSlot {
-    state: Mutex<CommitState>,
-    ended: Condvar,
-}
-
-enum CommitState {
-    Waiting(Box<JournalCommit>),
-    Running,
-    Ended(JournalCommitted),
-}
-
-impl CommitSlot {
-    fn state(&self) -> MutexGuard<'_, CommitState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs the commit, if no other thread does.
-    fn run(&self) {
-        let mut state = self.state();
-        let commit = match mem::replace(&mut *state, CommitState::Running) {
-            CommitState::Waiting(commit) => commit,
-            other => {
-                *state = other;
-                return;
-            }
-        };
-        drop(state);
-        let end = EndOnDrop(self, Some(CommitOutcome::Lost(JournalError::Lost, None)));
-        end.with(commit.run());
-    }
-}
-
-/// A commit that panics has ended, too: what is on the disk is not known.
-struct EndOnDrop<'a>(&'a CommitSlot, Option<CommitOutcome>);
-
-impl EndOnDrop<'_> {
-    fn with(mut self, committed: JournalCommitted) {
-        self.1 = Some(committed.0);
-    }
-}
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Some(outcome) = self.1.take() {
-            *self.0.state() = CommitState::Ended(JournalCommitted(outcome));
-            self.0.ended.notify_all();
-        }
+        // If it panicked, what is on the disk is not known.
+        let lost = || JournalCommitted(CommitOutcome::Lost(JournalError::Lost, None));
+        self.0.wait().unwrap_or_else(lost)
     }
 }

@@ -49,6 +49,7 @@
 //! damage, and found as such: disks promise that it does not happen. The seal shows that a file was
 //! written with the key; an older state of the same file, put back whole, is one of those.
 
+mod beside;
 mod commit;
 mod draft;
 mod error;
@@ -66,6 +67,7 @@ pub use layout::{IDENTITY_BYTES_MAX, RecordRef};
 pub use map::{JournalMap, WeakJournalMap};
 
 use crate::system::SystemIo;
+use beside::BesideTask;
 use commit::{CommitOutcome, CommitWork};
 use draft::{Draft, Temporary};
 use file::{JournalFile, JournalPaths};
@@ -91,9 +93,12 @@ pub struct JournalOptions {
 }
 
 impl JournalOptions {
+    fn io(&self) -> Arc<dyn JournalIo> {
+        self.io.clone().unwrap_or_else(|| Arc::new(SystemIo))
+    }
+
     fn paths(&self, path: &Path) -> Result<JournalPaths, JournalError> {
-        let io = self.io.clone().unwrap_or_else(|| Arc::new(SystemIo));
-        JournalPaths::of(path, io)
+        JournalPaths::of(path, self.io())
     }
 }
 
@@ -168,6 +173,21 @@ pub struct JournalSummary {
 const KINDS_LISTED_MAX: usize = 256;
 /// A writer can change the head while others read it. More often than this is no accident.
 const READS_MAX: usize = 8;
+
+/// A journal that is being opened and read beside the caller.
+#[must_use]
+pub struct JournalOpenTask<T>(BesideTask<T>);
+
+impl<T: Send + 'static> JournalOpenTask<T> {
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
+    }
+
+    /// Waits for its end, or opens the journal here if that has not begun. `None`: it panicked.
+    pub fn wait(self) -> Option<T> {
+        self.0.wait()
+    }
+}
 
 /// A record file, open and locked. Dropping it leaves what was committed.
 pub struct Journal {
@@ -268,6 +288,18 @@ impl Journal {
         fill(&mut writer)?;
         writer.0.place(1, true)?;
         Ok(())
+    }
+
+    /// [`Journal::open`] beside the caller, and then `read`: opening takes as long as reading the whole file does.
+    pub fn open_beside<T: Send + 'static>(
+        path: impl AsRef<Path>,
+        options: JournalOptions,
+        read: impl FnOnce(Result<OpenedJournal, JournalError>) -> T + Send + 'static,
+    ) -> JournalOpenTask<T> {
+        let path = path.as_ref().to_path_buf();
+        let io = options.io();
+        let open = move || read(Journal::open(path, options));
+        JournalOpenTask(BesideTask::start(&io, Box::new(open)))
     }
 
     /// Locks an existing journal and verifies all of it; then cuts off what was not committed, and
