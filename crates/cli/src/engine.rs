@@ -3,6 +3,7 @@
 use crate::args::{self, ComputeArgs, SamplingArgs};
 use crate::error::usage;
 use crate::interrupt::Cooperative;
+use crate::machine::threads_of_machine;
 use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
 use haversack::cache::policy::profile::Profile;
@@ -392,11 +393,6 @@ fn retention(flags: &args::CacheArgs, habits: Habits) -> Result<Retention> {
 
 pub fn threads(compute: &ComputeArgs) -> usize {
     compute.threads.unwrap_or_else(threads_of_machine)
-}
-
-/// One for each core.
-pub fn threads_of_machine() -> usize {
-    std::thread::available_parallelism().map_or(1, |count| count.get())
 }
 
 /// Where packed weights are kept, and what removes a half-written copy if Ctrl-C ends the load.

@@ -9,12 +9,15 @@ mod answer;
 mod args;
 mod commands;
 mod config;
+mod default_model;
 mod engine;
 mod error;
+mod fit;
 mod input;
 mod interrupt;
 mod ledger;
 mod logger;
+mod machine;
 mod markdown;
 mod out;
 mod policy_file;
@@ -66,6 +69,8 @@ fn run(cli: &Cli) -> Result<()> {
     let json = cli.global.json;
     match &cli.command {
         Command::Pull(args) => commands::pull::pull(args, json),
+        Command::Models => commands::models::models(json),
+        Command::Rm(args) => commands::rm::rm(args, json),
         Command::Pack(args) => commands::pack::pack(args, json),
         Command::Unpack(args) => commands::pack::unpack(args, json),
         Command::Inspect(args) => commands::inspect::inspect(args, json),

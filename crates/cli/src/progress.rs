@@ -38,10 +38,12 @@ impl Drop for Bar {
     }
 }
 
-/// Progress through a known number of bytes.
+/// Progress through a known number of bytes, with speed and time left.
 pub struct Bytes {
     total: u64,
     done: u64,
+    /// When the first position was said, and what it was: a resumed download did not begin at 0.
+    began: Option<(Instant, u64)>,
     bar: Bar,
     step_logged: u64,
     logged_at: Instant,
@@ -57,6 +59,7 @@ impl Bytes {
         Bytes {
             total,
             done: 0,
+            began: None,
             bar,
             step_logged: 0,
             logged_at: Instant::now(),
@@ -73,8 +76,13 @@ impl Bytes {
     /// So much is done, absolutely: a download that starts again moves the bar back.
     pub fn set(&mut self, done: u64) {
         self.done = done.min(self.total);
+        let is_first = self.began.is_none();
+        let (began, from) = *self.began.get_or_insert((Instant::now(), self.done));
         if let Some(bar) = &self.bar.0 {
             bar.set_position(self.done);
+            if is_first {
+                bar.reset_eta();
+            }
             return;
         }
         let step = self.done.saturating_mul(LOG_STEPS);
@@ -84,8 +92,24 @@ impl Bytes {
             self.step_logged = step;
             self.logged_at = Instant::now();
             let (percent, total) = (step * (100 / LOG_STEPS), human(self.total));
-            note(&format!("  {percent:3} % of {total}"));
+            let moved = self.done.saturating_sub(from);
+            let speed = speed(moved, self.total - self.done, began.elapsed());
+            note(&format!("  {percent:3} % of {total}{speed}"));
         }
+    }
+}
+
+/// `, 3.2 MiB/s, 2:05 left`, where it can be said.
+fn speed(moved: u64, left: u64, elapsed: Duration) -> String {
+    let per_second = moved as f64 / elapsed.as_secs_f64();
+    if !per_second.is_finite() || per_second < 1.0 {
+        return String::new();
+    }
+    let seconds = (left as f64 / per_second) as u64;
+    let speed = human(per_second as u64);
+    match seconds {
+        0 => format!(", {speed}/s"),
+        _ => format!(", {speed}/s, {}:{:02} left", seconds / 60, seconds % 60),
     }
 }
 
@@ -166,4 +190,20 @@ impl FetchProgress for Terminal {
 /// How the commands fetch: with the hub of the environment, shown on the terminal.
 pub fn fetch_options() -> haversack_hub::fetch::FetchOptions {
     haversack_hub::fetch::FetchOptions::from_environment(Arc::new(Terminal::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_and_time_left() {
+        let of = |moved, left, ms| speed(moved, left, Duration::from_millis(ms));
+        assert_eq!(of(10 << 20, 20 << 20, 2000), ", 5.0 MiB/s, 0:04 left");
+        assert_eq!(of(1 << 20, 1 << 30, 1000), ", 1.0 MiB/s, 17:04 left");
+        assert_eq!(of(1 << 20, 0, 1000), ", 1.0 MiB/s");
+        assert_eq!(of(0, 5, 1000), "");
+        assert_eq!(of(5, 5, 0), "");
+        assert!(of(1, u64::MAX, u64::MAX).is_empty());
+    }
 }

@@ -1,4 +1,4 @@
-//! The JSON of every command, on the default model: what tests outside this repository read.
+//! The JSON of every command, on the tiny model: what tests outside this repository read.
 //!
 //! Each test names the fields the contract promises; more may be there.
 
@@ -411,7 +411,7 @@ fn inspect_verify_and_doctor_answer() {
     assert!(!sandbox.home().exists(), "looking changes nothing");
 }
 
-/// A model in the data directory is found without a network, by name, alias and default.
+/// A model in the data directory is found without a network, by name and alias.
 #[test]
 fn a_fetched_model_is_found_by_name() {
     let Some((sandbox, model)) = ready() else {
@@ -420,14 +420,12 @@ fn a_fetched_model_is_found_by_name() {
     let models = sandbox.home().join("models");
     fs::create_dir_all(&models).unwrap();
     fs::copy(&model, models.join("smollm2-135m-instruct-q4_1.gguf")).unwrap();
-    for name in [&["smollm2"][..], &["SmolLM2-135M-Instruct"], &[]] {
-        let mut arguments = vec!["tokenize"];
-        arguments.extend(name);
-        arguments.extend(["--text", "hello", "--json"]);
+    for name in ["tiny", "smollm2", "SmolLM2-135M-Instruct"] {
+        let arguments = ["tokenize", name, "--text", "hello", "--json"];
         assert_eq!(ids(&sandbox.run(&arguments).json()["ids"]), [28120]);
     }
-    let document = sandbox.run(&["pull", "--json"]).json();
-    has(&document, &["path", "sha256", "bytes"]);
+    let document = sandbox.run(&["pull", "tiny", "--json"]).json();
+    has(&document, &["name", "path", "sha256", "bytes", "default"]);
     assert_eq!(document["bytes"], 98_362_432);
 }
 

@@ -485,7 +485,7 @@ fn a_served_session_goes_on_with_the_packed_model() {
     server.stop();
 }
 
-/// The default model: pulled packed, it is found by its name, takes the disk of one copy, answers with the same tokens,
+/// The tiny model: pulled packed, it is found by its name, takes the disk of one copy, answers with the same tokens,
 /// goes on with a session that the GGUF file began, and comes back with the sha256 of the catalogue.
 #[test]
 fn a_catalogue_model_is_kept_packed() {
@@ -513,6 +513,7 @@ fn a_catalogue_model_is_kept_packed() {
     };
     let run = || {
         let flags = [
+            "tiny",
             "--prompt",
             "Name three rivers.",
             "-n",
@@ -528,6 +529,7 @@ fn a_catalogue_model_is_kept_packed() {
     let say = |sandbox: &Sandbox, text: &str| {
         let flags = [
             "chat",
+            "tiny",
             "--session",
             "anna",
             "-n",
@@ -605,7 +607,7 @@ fn a_catalogue_model_is_kept_packed() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&packed, &bytes).unwrap();
-    let refused = sandbox.run(&["run", "--prompt", "Hi"]);
+    let refused = sandbox.run(&["run", "tiny", "--prompt", "Hi"]);
     let line = refused.error(1);
     assert!(
         line.contains("q4_1.packed: it is damaged: tensor"),

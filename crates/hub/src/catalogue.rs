@@ -18,6 +18,7 @@ pub struct CatalogueModel {
     pub name: String,
     #[serde(default)]
     pub aliases: Vec<String>,
+    /// May be chosen where no model is named.
     #[serde(default)]
     pub default: bool,
     pub title: String,
@@ -26,9 +27,27 @@ pub struct CatalogueModel {
     pub notice: Option<String>,
     /// How the model's makers say that it is best sampled.
     pub sampling: Option<CatalogueSampling>,
+    /// As the file says it; none for what is no language model.
+    pub architecture: Option<String>,
+    pub shape: Option<ModelShape>,
     /// The first file is the model; others belong beside it.
     #[serde(rename = "file")]
     pub files: Vec<CatalogueFile>,
+}
+
+/// What memory depends on beside the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelShape {
+    pub layers: usize,
+    pub dim: usize,
+    pub ffn: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub vocab: usize,
+    /// Positions the model was trained for.
+    pub context: usize,
 }
 
 /// Values that are left out are no business of this model.
@@ -93,31 +112,49 @@ pub fn catalogue() -> &'static Catalogue {
     &CATALOGUE
 }
 
+/// Names less alike than this are not meant; 1 is equal.
+const LIKENESS_MIN: f64 = 0.5;
+/// Of a name that is part of another, and how long it has to be for that.
+const PART_LIKENESS: f64 = 0.8;
+const PART_LEN_MIN: usize = 3;
+
 impl Catalogue {
     /// The model of that name or alias, in any case.
     pub fn find(&self, name: &str) -> Option<&CatalogueModel> {
-        self.models.iter().find(|model| {
-            std::iter::once(&model.name)
-                .chain(&model.aliases)
-                .any(|known| known.eq_ignore_ascii_case(name))
-        })
+        let is_called =
+            |model: &CatalogueModel| model.names().any(|n| n.eq_ignore_ascii_case(name));
+        self.models.iter().find(|model| is_called(model))
     }
 
-    /// What is used when no model is named.
-    pub fn default(&self) -> Option<&CatalogueModel> {
-        self.models.iter().find(|model| model.default)
+    /// What may be used where no model is named, the best first and the smallest last.
+    pub fn defaults(&self) -> impl Iterator<Item = &CatalogueModel> {
+        self.models.iter().filter(|model| model.default)
     }
 
-    /// For messages: `a, b, c`.
-    pub fn names(&self) -> String {
-        let names = self.models.iter().map(|model| model.name.as_str());
-        names.collect::<Vec<_>>().join(", ")
+    /// The name or alias that `name` is most like, if one is like it.
+    pub fn nearest(&self, name: &str) -> Option<&str> {
+        let name = name.to_lowercase();
+        let names = self.models.iter().flat_map(CatalogueModel::names);
+        let likeness = |known: &str| {
+            let edits = strsim::normalized_damerau_levenshtein(&name, known);
+            let is_part = name.len() >= PART_LEN_MIN && known.contains(&name);
+            edits.max(if is_part { PART_LIKENESS } else { 0.0 })
+        };
+        let near = names.map(|known| (likeness(known), known));
+        // Of equals the first, which are sorted by how good they are.
+        let best = near.reduce(|best, next| if next.0 > best.0 { next } else { best });
+        best.filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+            .map(|(_, known)| known)
+    }
+
+    /// The model whose file is called like `path`, or was before it was packed.
+    pub fn model_of(&self, path: &Path) -> Option<&CatalogueModel> {
+        self.models.iter().find(|model| model.has_file_named(path))
     }
 
     /// How the model whose file is called like `path` is best sampled, if there is one and it says so.
     pub fn sampling_of(&self, path: &Path) -> Option<CatalogueSampling> {
-        let model = self.models.iter().find(|m| m.has_file_named(path))?;
-        model.sampling
+        self.model_of(path)?.sampling
     }
 
     /// The entry whose file is called like `path`, if there is one.
@@ -129,6 +166,13 @@ impl Catalogue {
 }
 
 impl CatalogueModel {
+    /// Its name and its aliases.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name)
+            .chain(&self.aliases)
+            .map(String::as_str)
+    }
+
     /// Whether one of its files is called like `path`, or was before it was packed.
     fn has_file_named(&self, path: &Path) -> bool {
         let stem = |path: &Path| path.file_stem().map(OsStr::to_owned);
@@ -137,7 +181,9 @@ impl CatalogueModel {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        let sizes = self.files.iter().map(|file| file.bytes);
+        // The hub may say anything.
+        sizes.fold(0, u64::saturating_add)
     }
 }
 
@@ -149,13 +195,15 @@ mod tests {
     #[test]
     fn the_catalogue_of_this_build_is_whole() {
         let catalogue: Catalogue = toml::from_str(include_str!("../catalogue.toml")).unwrap();
-        assert_eq!(catalogue.models.iter().filter(|m| m.default).count(), 1);
         let mut names = HashSet::new();
         for model in &catalogue.models {
-            for name in std::iter::once(&model.name).chain(&model.aliases) {
+            for name in model.names() {
                 assert!(names.insert(name.to_lowercase()), "{name} twice");
             }
             assert!(!model.files.is_empty());
+            if let Some(shape) = model.shape {
+                check_shape(model, shape);
+            }
             let of = model.sampling.unwrap_or_default();
             assert!(of.temperature.is_none_or(|t| (0.0..=2.0).contains(&t)));
             let shares = [of.top_p, of.min_p].into_iter().flatten();
@@ -182,11 +230,33 @@ mod tests {
                 }
             }
         }
-        assert_eq!(catalogue.default().unwrap().name, "smollm2-135m-instruct");
-        assert_eq!(
-            catalogue.find("SmolLM2").unwrap().name,
-            "smollm2-135m-instruct"
-        );
+        let smallest = catalogue.defaults().last().unwrap();
+        assert!(smallest.names().any(|name| name == "tiny"));
+        assert!(catalogue.defaults().all(|m| m.licence == "Apache-2.0"));
+        assert_eq!(catalogue.find("SmolLM2").unwrap().name, smallest.name);
         assert!(catalogue.find("no-such-model").is_none());
+    }
+
+    /// Weights of that shape take 4.5 to 9 bits each: a wrong digit would not.
+    fn check_shape(model: &CatalogueModel, shape: ModelShape) {
+        let ModelShape { layers, dim, .. } = shape;
+        let attention = 2 * dim * shape.head_dim * (shape.heads + shape.kv_heads);
+        let weights = shape.vocab * dim + layers * (attention + 3 * dim * shape.ffn);
+        let bits = (8 * model.bytes()) as f64 / weights as f64;
+        assert!((4.5..9.0).contains(&bits), "{}: {bits} bits", model.name);
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_has_a_nearest() {
+        let near = |name| catalogue().nearest(name);
+        assert_eq!(near("qwen3-1.7"), Some("qwen3-1.7b"));
+        assert_eq!(near("Llama3.2-1b-instruct"), Some("llama-3.2-1b-instruct"));
+        assert_eq!(near("smolm2"), Some("smollm2"));
+        assert_eq!(near("phi"), Some("phi-4-mini-instruct"));
+        assert_eq!(near("gema3"), Some("gemma3"));
+        assert_eq!(near("tinny"), Some("tiny"));
+        for unlike in ["", "x", "mistral-large", "\u{1f600}\u{1f600}\u{1f600}"] {
+            assert_eq!(near(unlike), None, "{unlike}");
+        }
     }
 }

@@ -23,13 +23,34 @@ pub enum HubError {
         free: u64,
     },
     /// Every source failed.
-    #[error("{}; if the file is at hand, give its path as MODEL or put it at {}", reasons.join("; "), target.display())]
+    #[error(
+        "{}{}; if the file is at hand, give its path as MODEL or put it at {}",
+        reasons.join("; "), kept_in_words(*kept), target.display()
+    )]
     Sources {
         reasons: Vec<String>,
+        /// Bytes that the next fetch goes on from.
+        kept: u64,
         target: PathBuf,
     },
+    #[error(
+        "{0} is no name of a hub repository; accepted: hf:OWNER/REPOSITORY, with /FILE.gguf for one of its files and @REVISION"
+    )]
+    HubName(String),
+    #[error("hf:{repository}: {reason}")]
+    Repository { repository: String, reason: String },
     #[error("cannot fetch {model}: {error}")]
     Model { model: String, error: Box<HubError> },
+}
+
+fn kept_in_words(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        _ => format!(
+            "; {} are kept, and the next pull goes on from there",
+            human(bytes)
+        ),
+    }
 }
 
 impl HubError {

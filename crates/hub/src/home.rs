@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! $HAVERSACK_HOME
-//!   models/           fetched models under their final names, packed or not, and `.part` files to resume
-//!   packed/           weights repacked for this CPU, keyed by fingerprint
-//!   cache/            what was measured of a model, keyed by fingerprint
-//!   sessions/         conversations, one file each
-//!   tmp/              one folder per running fetch, removed when it ends
-//!   chat-history      lines typed into `chat`
+//!   models/             fetched models under their final names, packed or not, and `.part` files to resume
+//!     OWNER/REPOSITORY/ those of the hub that the catalogue does not have
+//!   packed/             weights repacked for this CPU, keyed by fingerprint
+//!   cache/              what was measured of a model, keyed by fingerprint
+//!   sessions/           conversations, one file each
+//!   tmp/                one folder per running fetch, removed when it ends
+//!   default-model.toml  the model of commands that name none
+//!   chat-history        lines typed into `chat`
 //! ```
 
 use crate::catalogue::CatalogueFile;
@@ -73,6 +75,10 @@ impl Home {
 
     pub fn sessions(&self) -> PathBuf {
         self.0.join("sessions")
+    }
+
+    pub fn default_model(&self) -> PathBuf {
+        self.0.join("default-model.toml")
     }
 
     pub fn chat_history(&self) -> PathBuf {

@@ -32,7 +32,7 @@ use values::{
     name = "haversack",
     version,
     about = "Run language models from GGUF files inside a byte budget.",
-    after_help = "MODEL is the path of a GGUF file or packed model, or a catalogue name (see pull --list). Without it the default model is used; it is downloaded on first use.",
+    after_help = "MODEL is the path of a GGUF file or packed model, a catalogue name (see haversack models), or hf:OWNER/REPOSITORY[/FILE] of the model hub. Without it the default model is used, which is chosen for this device and downloaded on first use.",
     disable_help_subcommand = true
 )]
 pub struct Cli {
@@ -61,8 +61,12 @@ pub struct GlobalArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Download a model from the catalogue
+    /// Download a model of the catalogue or of the model hub
     Pull(PullArgs),
+    /// List models, which of them are here, and how they fit this device
+    Models,
+    /// Remove downloaded models
+    Rm(RmArgs),
     /// Complete one prompt
     Run(Box<RunArgs>),
     /// Chat in the terminal
@@ -250,16 +254,27 @@ pub struct DryArgs {
 
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// Catalogue name [default: the default model]
+    /// Catalogue name, or hf:OWNER/REPOSITORY[/FILE.gguf][@REVISION] [default: the default model]
     pub name: Option<String>,
 
-    /// List the catalogue instead of downloading
+    /// Use it from now on where no model is named
+    #[arg(long, conflicts_with = "list")]
+    pub default: bool,
+
+    /// List the catalogue instead of downloading, as haversack models does
     #[arg(long, conflicts_with = "name")]
     pub list: bool,
 
     /// Keep the model as one packed file instead of a GGUF file and its packed copy
     #[arg(long, conflicts_with = "list")]
     pub packed: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Catalogue names, or hf:OWNER/REPOSITORY[/FILE.gguf]
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
 }
 
 #[derive(Debug, Args)]

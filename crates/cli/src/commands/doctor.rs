@@ -1,13 +1,14 @@
 //! `doctor`: what this device offers, what is missing, and what to do next.
 
+use crate::default_model::{self, free_bytes_of};
 use crate::out;
 use anyhow::Result;
 use haversack::kernels::cpu::{Backend, BackendKind};
 use haversack::memory::bytes::human;
 use haversack::memory::{CgroupLimits, Reading};
 use haversack_hub::catalogue::{CatalogueModel, catalogue};
-use haversack_hub::fetch::free_bytes;
 use haversack_hub::home::{ENCODER, Home};
+use haversack_hub::installed;
 use serde_json::{Value as Json, json};
 use std::fs;
 use std::iter;
@@ -64,8 +65,10 @@ struct Found {
 impl Found {
     fn here() -> Found {
         let home = Home::find().ok();
-        let is_here =
-            |model: &&CatalogueModel| home.as_ref().is_some_and(|home| is_fetched(home, model));
+        let is_here = |model: &&CatalogueModel| {
+            home.as_ref()
+                .is_some_and(|home| installed::is_here(home, model))
+        };
         let is_packed = |home: &Home| {
             let mut models = catalogue()
                 .models
@@ -76,7 +79,10 @@ impl Found {
         };
         let reading = Reading::now();
         let room = reading.cgroup.and_then(|group| group.room_bytes());
-        let model = catalogue().default();
+        let default = home
+            .as_ref()
+            .and_then(|home| default_model::current(home).ok());
+        let model = default.and_then(|default| catalogue().find(&default.model));
         Found {
             models: catalogue()
                 .models
@@ -86,7 +92,7 @@ impl Found {
                 .count(),
             has_encoder: home.as_ref().is_some_and(|home| home.encoder().exists()),
             has_packed_copy: home.as_ref().is_some_and(is_packed),
-            model_bytes: model.map_or(0, |model| model.files.iter().map(|file| file.bytes).sum()),
+            model_bytes: model.map_or(0, CatalogueModel::bytes),
             free_bytes: home.as_ref().and_then(free_bytes_of),
             available_bytes: reading.mem_available_bytes.into_iter().chain(room).min(),
         }
@@ -113,7 +119,7 @@ impl Found {
         });
         let begin = match (is_first, self.has_packed_copy) {
             (true, _) => format!(
-                "no model yet: haversack chat downloads one ({}) and begins; haversack pull --list shows others",
+                "no model yet: haversack chat downloads one ({}) and begins; haversack models shows others",
                 human(self.model_bytes)
             ),
             (false, false) => {
@@ -192,24 +198,15 @@ fn storage() -> Json {
     let models = catalogue()
         .models
         .iter()
-        .filter(|model| is_fetched(&home, model));
+        .filter(|model| installed::is_here(&home, model));
+    let default = default_model::current(&home).ok();
     json!({
         "home": home.path(),
         "free_bytes": free_bytes_of(&home),
         "packed_bytes": folder_bytes(&home.packed()),
         "models": out::list(models, |model| json!(model.name)),
+        "default_model": default.map(|default| default.model),
     })
-}
-
-fn is_fetched(home: &Home, model: &CatalogueModel) -> bool {
-    let mut files = model.files.iter();
-    files.all(|file| home.fetched(file).exists() || home.fetched_packed(file).exists())
-}
-
-fn free_bytes_of(home: &Home) -> Option<u64> {
-    // The folder may not be there yet; the one above it is as good.
-    let existing = home.path().ancestors().find(|path| path.exists());
-    existing.and_then(free_bytes)
 }
 
 fn folder_bytes(path: &Path) -> u64 {

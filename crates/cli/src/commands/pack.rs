@@ -5,7 +5,8 @@
 //! the old file, or both, and a temporary file that the next use removes.
 
 use crate::args;
-use crate::engine::{temporary_ending, threads_of_machine};
+use crate::engine::temporary_ending;
+use crate::machine::threads_of_machine;
 use crate::{out, progress, resolve};
 use anyhow::{Context, Result, bail};
 use haversack::engine::model::pack::path as packed_copy;

@@ -1,55 +1,115 @@
-//! `pull`: fetch a catalogue model, and keep it as it is or packed.
+//! `pull`: fetch a model, and keep it as it is or packed.
 
 use crate::args;
+use crate::commands::models;
 use crate::commands::pack::{self, Converted};
+use crate::default_model::{self, PACKED_PERCENT_MAX};
 use crate::error::usage;
-use crate::progress;
-use crate::{out, resolve};
+use crate::out;
+use crate::resolve::{self, main_file};
 use anyhow::{Context, Result};
-use haversack::memory::bytes::human;
 use haversack_hub::catalogue::{CatalogueFile, CatalogueModel, catalogue};
+use haversack_hub::default_model::DefaultModel;
 use haversack_hub::fetch::{self, Fetched};
 use haversack_hub::home::Home;
-use serde_json::json;
+use haversack_hub::repository;
+use serde_json::{Value as Json, json};
 use std::fs;
 
 pub fn pull(args: &args::PullArgs, as_json: bool) -> Result<()> {
     if args.list {
-        return list(as_json);
+        return models::models(as_json);
     }
     if let Some(name) = &args.name
+        && !name.starts_with(repository::PREFIX)
         && catalogue().find(name).is_none()
     {
-        let names = catalogue().names();
-        let what = format!("'{name}' is not in the catalogue; it has: {names}");
-        return Err(usage(what));
+        let near = resolve::nearest(name);
+        return Err(usage(format!("'{name}' is not in the catalogue{near}")));
     }
-    let model = resolve::named(args.name.as_deref())?;
     let home = Home::find()?;
-    let main = model.files.first();
-    let main = main.with_context(|| format!("{} has no files", model.name))?;
-    if let Some(there) = packed_alone(&home, main) {
-        return print_packed(model, &there, None, as_json);
+    let (name, choice) = match &args.name {
+        Some(name) => (name.clone(), None),
+        None => {
+            let (choice, is_new) = default_model::chosen(&home)?;
+            (choice.model.clone(), Some(choice).filter(|_| is_new))
+        }
+    };
+    let model = resolve::described(&resolve::meant(&name)?)?;
+    let asked = args.default.then(|| DefaultModel {
+        model: model.name.clone(),
+        why: "chosen with pull --default".into(),
+    });
+    let pulled = pull_model(args, &home, &model).map_err(|error| match &choice {
+        Some(choice) => default_model::with_way_out(error, choice),
+        None => error,
+    })?;
+    if let Some(default) = asked.or(choice) {
+        default.write(&home)?;
+    }
+    let default = DefaultModel::read(&home);
+    let is_default = default.is_some_and(|default| default.model == model.name);
+    pulled.print(&model, is_default, as_json)
+}
+
+/// A model in place.
+enum Pulled {
+    Files(Vec<Fetched>),
+    Packed {
+        packed: Converted,
+        /// Where it came from; `None` when it was there already.
+        source: Option<String>,
+    },
+}
+
+fn pull_model(args: &args::PullArgs, home: &Home, model: &CatalogueModel) -> Result<Pulled> {
+    let main = main_file(model)?;
+    if let Some(packed) = packed_alone(home, main) {
+        let source = None;
+        return Ok(Pulled::Packed { packed, source });
     }
     // A damaged model is fetched again in the form it had.
     let was_packed = home.fetched_packed(main).exists() && !home.fetched(main).exists();
     let packed = args.packed || was_packed;
     if packed {
-        check_can_be_packed(&home, model, main)?;
+        check_can_be_packed(home, model, main)?;
     }
-    let fetched = fetch::model(&home, model, &progress::fetch_options())?;
-    let main = fetched.first();
+    let fetched = resolve::fetch(home, model)?;
+    if !packed {
+        return Ok(Pulled::Files(fetched));
+    }
+    let main = fetched.into_iter().next();
     let main = main.with_context(|| format!("{} has no files", model.name))?;
-    if packed {
-        let packed = pack::packed(&main.path, &main.path.with_extension("packed"), false)?;
-        return print_packed(model, &packed, main.source.as_deref(), as_json);
+    Ok(Pulled::Packed {
+        packed: pack::packed(&main.path, &main.path.with_extension("packed"), false)?,
+        source: main.source,
+    })
+}
+
+impl Pulled {
+    fn print(&self, model: &CatalogueModel, is_default: bool, as_json: bool) -> Result<()> {
+        let mut document = match self {
+            Pulled::Files(files) if !as_json => {
+                let mut paths = files.iter().map(|file| file.path.display().to_string());
+                return paths.try_for_each(|path| out::line(&path));
+            }
+            Pulled::Packed { packed, .. } if !as_json => {
+                out::line(&packed.path.display().to_string())?;
+                packed.note();
+                return Ok(());
+            }
+            Pulled::Files(files) => files_json(files),
+            Pulled::Packed { packed, source } => packed_json(packed, source.as_deref())?,
+        };
+        document["name"] = json!(model.name);
+        document["licence"] = json!(model.licence);
+        document["default"] = json!(is_default);
+        out::json(&document)
     }
-    if !as_json {
-        for file in &fetched {
-            out::line(&file.path.display().to_string())?;
-        }
-        return Ok(());
-    }
+}
+
+/// The model's own file first, then all of them.
+fn files_json(files: &[Fetched]) -> Json {
     let file = |file: &Fetched| {
         json!({
             "path": file.path,
@@ -58,15 +118,20 @@ pub fn pull(args: &args::PullArgs, as_json: bool) -> Result<()> {
             "source": file.source,
         })
     };
-    out::json(&json!({
-        "name": model.name,
-        "licence": model.licence,
-        "path": main.path,
-        "sha256": main.sha256,
-        "bytes": main.bytes,
-        "source": main.source,
-        "files": out::list(&fetched, file),
-    }))
+    let mut document = files.first().map_or_else(|| json!({}), file);
+    document["files"] = out::list(files, file);
+    document
+}
+
+fn packed_json(packed: &Converted, source: Option<&str>) -> Result<Json> {
+    let mut document = packed.json()?;
+    document["source"] = json!(source);
+    let mut file = document.clone();
+    if let Some(file) = file.as_object_mut() {
+        file.retain(|key, _| ["path", "sha256", "bytes", "source"].contains(&key.as_str()));
+    }
+    document["files"] = json!([file]);
+    Ok(document)
 }
 
 /// The packed model of a catalogue file, if it is all there is and every byte of it good. A damaged one is named, and
@@ -113,60 +178,12 @@ fn check_can_be_packed(home: &Home, model: &CatalogueModel, file: &CatalogueFile
     } else {
         file.bytes
     };
-    let packed = file.bytes / 100 * PACKED_PERCENT_MAX;
+    let packed = (file.bytes / 100).saturating_mul(PACKED_PERCENT_MAX);
     let models = home.models();
     let existing = models.ancestors().find(|folder| folder.exists());
-    fetch::enough_space(existing.unwrap_or(home.path()), missing + packed)?;
-    Ok(())
-}
-
-/// A packed model is at most so much of its GGUF file: Q3_K is the type that grows most.
-const PACKED_PERCENT_MAX: u64 = 106;
-
-fn print_packed(
-    model: &CatalogueModel,
-    packed: &Converted,
-    source: Option<&str>,
-    as_json: bool,
-) -> Result<()> {
-    if !as_json {
-        out::line(&packed.path.display().to_string())?;
-        packed.note();
-        return Ok(());
-    }
-    let mut document = packed.json()?;
-    document["name"] = json!(model.name);
-    document["licence"] = json!(model.licence);
-    document["source"] = json!(source);
-    let mut file = document.clone();
-    if let Some(file) = file.as_object_mut() {
-        file.retain(|key, _| ["path", "sha256", "bytes", "source"].contains(&key.as_str()));
-    }
-    document["files"] = json!([file]);
-    out::json(&document)
-}
-
-fn list(as_json: bool) -> Result<()> {
-    let models = &catalogue().models;
-    if as_json {
-        let rows = out::list(models, |model| {
-            json!({
-                "name": model.name,
-                "aliases": model.aliases,
-                "default": model.default,
-                "title": model.title,
-                "licence": model.licence,
-                "bytes": model.bytes(),
-            })
-        });
-        return out::json(&json!({ "models": rows }));
-    }
-    for model in models {
-        let default = if model.default { " (default)" } else { "" };
-        let (name, size) = (&model.name, human(model.bytes()));
-        let (title, licence) = (&model.title, &model.licence);
-        let line = format!("{name:24} {size:>10}  {title}, {licence}{default}");
-        out::line(&line)?;
-    }
+    fetch::enough_space(
+        existing.unwrap_or(home.path()),
+        missing.saturating_add(packed),
+    )?;
     Ok(())
 }

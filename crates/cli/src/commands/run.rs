@@ -6,7 +6,7 @@ use crate::engine::{self, Habits, LoadedModel, milliseconds, per_second};
 use crate::error::usage;
 use crate::input::Text;
 use crate::screen::Screen;
-use crate::{ledger, out};
+use crate::{ledger, out, resolve};
 use anyhow::{Context, Result};
 use haversack::memory::Backing;
 use haversack::text::chat::EncodedChat;
@@ -39,6 +39,7 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
         stop.extend(usual.map(|text| text.to_string()));
     }
     let (name, load, plan) = (loaded.name(), loaded.load, loaded.plan_in_words());
+    let model_name = resolve::name_of(&loaded.path);
     let (engine, mut memory) = loaded.start(None, 1)?;
     let layout = engine.client().layout().clone();
     let prompt_tokens = ids.len();
@@ -90,6 +91,7 @@ pub fn run(args: &args::RunArgs, as_json: bool) -> Result<()> {
     let mut memory = memory.json();
     memory["kv_memory"] = ledger::pages_json(&pages);
     let mut document = json!({
+        "model": model_name,
         "text": answer.text,
         "token_ids": answer.tokens,
         "finish_reason": answer.finish.name(),

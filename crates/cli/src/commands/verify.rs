@@ -11,7 +11,7 @@
 
 use crate::args;
 use crate::commands::{pack, session_file};
-use crate::engine::threads_of_machine;
+use crate::machine::threads_of_machine;
 use crate::{out, resolve};
 use anyhow::{Context, Result, anyhow, bail};
 use haversack::engine::{LoadOptions, Model};

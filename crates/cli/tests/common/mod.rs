@@ -4,6 +4,7 @@
 
 pub mod browser;
 pub mod group;
+pub mod hub;
 pub mod server;
 
 use serde_json::Value;
@@ -121,6 +122,7 @@ impl Sandbox {
             .env("HAVERSACK_HUB", "http://127.0.0.1:1")
             .env("PIP_NO_INDEX", "1")
             .env_remove("PIP_FIND_LINKS")
+            .env_remove("HF_TOKEN")
             .env("PIP_CONFIG_FILE", "/dev/null")
             .stdin(Stdio::null());
         command
@@ -198,7 +200,7 @@ pub fn model(name: &str) -> Option<PathBuf> {
         .map(|place| place.join(name))
         .find(|path| path.exists());
     if found.is_none() {
-        println!("SKIPPED: {name} is not here; `haversack pull` fetches it");
+        println!("SKIPPED: {name} is not here; `haversack pull tiny` fetches it");
     }
     found
 }

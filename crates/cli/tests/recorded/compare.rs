@@ -15,7 +15,7 @@ pub struct Intended {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// A case; without it the change is in all cases.
+    /// A case, or with `/*` at its end all below that; without it the change is in all cases.
     case: Option<String>,
     /// A field of the case's record, such as `/json/kv/codec`, with everything below it.
     field: Option<String>,
@@ -121,15 +121,22 @@ fn are_words(before: &[Value], after: &[Value]) -> bool {
 }
 
 impl Change {
+    fn is_in(&self, case: &str) -> bool {
+        self.case
+            .as_deref()
+            .is_none_or(|own| match own.strip_suffix('*') {
+                Some(folder) => case.starts_with(folder),
+                None => own == case,
+            })
+    }
+
     fn covers(&self, difference: &Difference) -> bool {
         let is_below = |field: &str| {
             let rest = difference.field.strip_prefix(field);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         let group = self.group.as_ref().map(|group| format!("/words/{group}"));
-        self.case
-            .as_ref()
-            .is_none_or(|case| *case == difference.case)
+        self.is_in(&difference.case)
             && self.field.as_deref().is_none_or(is_below)
             && group.as_deref().is_none_or(is_below)
             && self.within.is_none_or(|max| difference.size() <= max)
@@ -157,7 +164,7 @@ impl Intended {
             .filter(|difference| !self.change.iter().any(|change| change.covers(difference)))
             .map(Difference::line);
         let stale = self.change.iter().filter(|change| {
-            let has_run = change.case.as_ref().is_none_or(|case| ran.contains(case));
+            let has_run = change.case.is_none() || ran.iter().any(|case| change.is_in(case));
             has_run
                 && !differences
                     .iter()

@@ -8,10 +8,12 @@ use super::FetchOptions;
 use super::part::{PartialFile, copy};
 use crate::error::FetchFailure;
 use crate::progress::DownloadMeter;
-use std::io;
+use std::io::{self, Read};
 use std::thread::sleep;
-use ureq::Agent;
+use std::time::Duration;
 use ureq::http::{Response, StatusCode, header};
+use ureq::typestate::WithoutBody;
+use ureq::{Agent, RequestBuilder};
 
 pub fn fetch(
     url: &str,
@@ -28,7 +30,7 @@ pub fn fetch(
     let mut farthest = part.len();
     let mut idle = 0;
     while part.len() < part.total() {
-        match attempt(&agent, url, part, &mut progress) {
+        match attempt(&agent, url, options, part, &mut progress) {
             Ok(()) => {}
             Err(FetchFailure::Cut(reason)) => {
                 idle = if part.len() > farthest { 0 } else { idle + 1 };
@@ -36,13 +38,61 @@ pub fn fetch(
                 if idle >= options.attempts {
                     return Err(FetchFailure::Source(reason));
                 }
-                sleep(options.pause);
+                sleep(pause(options, idle));
             }
             Err(failure) => return Err(failure),
         }
     }
     Ok(())
 }
+
+/// A short document, at most so many bytes of it.
+pub fn get(url: &str, bytes_max: usize, options: &FetchOptions) -> Result<Vec<u8>, FetchFailure> {
+    let agent = agent(options);
+    for attempt in 1.. {
+        match whole(request(&agent, url, options), bytes_max) {
+            Err(FetchFailure::Cut(_)) if attempt < options.attempts => {
+                sleep(pause(options, attempt));
+            }
+            Err(FetchFailure::Cut(reason)) => return Err(failed(reason)),
+            result => return result,
+        }
+    }
+    Err(failed("it was not asked"))
+}
+
+fn whole(request: RequestBuilder<WithoutBody>, bytes_max: usize) -> Result<Vec<u8>, FetchFailure> {
+    let response = request.call().map_err(|error| reason(&error))?;
+    if response.status() != StatusCode::OK {
+        return Err(refused(&response));
+    }
+    let mut bytes = Vec::new();
+    let body = response.into_body().into_reader();
+    body.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > bytes_max {
+        return Err(failed(format!(
+            "it answered with more than {bytes_max} bytes"
+        )));
+    }
+    Ok(bytes)
+}
+
+/// With the token of the user, where there is one. It goes to the hub alone: redirects lead elsewhere, and are followed without it.
+fn request(agent: &Agent, url: &str, options: &FetchOptions) -> RequestBuilder<WithoutBody> {
+    let request = agent.get(url).header(header::ACCEPT_ENCODING, "identity");
+    match &options.token {
+        Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {token}")),
+        None => request,
+    }
+}
+
+/// Twice as long each time.
+fn pause(options: &FetchOptions, times: u32) -> Duration {
+    let doubled = times.saturating_sub(1).min(PAUSE_DOUBLINGS);
+    options.pause * (1 << doubled)
+}
+
+const PAUSE_DOUBLINGS: u32 = 4;
 
 fn failed(reason: impl Into<String>) -> FetchFailure {
     FetchFailure::Source(reason.into())
@@ -65,10 +115,11 @@ fn agent(options: &FetchOptions) -> Agent {
 fn attempt(
     agent: &Agent,
     url: &str,
+    options: &FetchOptions,
     part: &mut PartialFile,
     progress: &mut DownloadMeter<'_>,
 ) -> Result<(), FetchFailure> {
-    let mut request = agent.get(url).header(header::ACCEPT_ENCODING, "identity");
+    let mut request = request(agent, url, options);
     if part.len() > 0 {
         request = request.header(header::RANGE, format!("bytes={}-", part.len()));
     }
@@ -128,10 +179,22 @@ fn begins_at<B>(response: &Response<B>, part: &mut PartialFile) -> Result<u64, F
             part.restart()?;
             Err(FetchFailure::Cut("it has nothing to continue with".into()))
         }
+        _ => Err(refused(response)),
+    }
+}
+
+/// What a status says that is no answer. The hub says 401 of what does not exist, too.
+fn refused<B>(response: &Response<B>) -> FetchFailure {
+    let status = response.status();
+    let said = format!("it answered {status}");
+    match status {
         _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-            Err(FetchFailure::Cut(format!("it answered {status}")))
+            FetchFailure::Cut(said)
         }
-        _ => Err(failed(format!("it answered {status}"))),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => failed(format!(
+            "{said}: it does not exist, or wants its licence accepted on its page and a token of that account in HF_TOKEN"
+        )),
+        _ => failed(said),
     }
 }
 

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use http::get;
 pub use part::sha256_file;
 
 /// One file of a model, in place.
@@ -47,6 +48,8 @@ pub struct Fetched {
 pub struct FetchOptions {
     /// The model hub, or a mirror of it.
     pub hub: String,
+    /// Of the user's account on the hub, for models behind a login.
+    pub token: Option<String>,
     /// Name resolution and connecting: short, because there is a second source.
     pub connect_timeout: Duration,
     /// The longest wait for the next bytes of a body.
@@ -60,13 +63,13 @@ pub struct FetchOptions {
 }
 
 impl FetchOptions {
-    /// The defaults, with `$HAVERSACK_HUB` in place of the hub if it is set.
+    /// The defaults, with `$HAVERSACK_HUB` in place of the hub if it is set, and the token of `$HF_TOKEN`.
     pub fn from_environment(progress: Arc<dyn FetchProgress>) -> FetchOptions {
-        let hub = std::env::var("HAVERSACK_HUB")
-            .ok()
-            .filter(|hub| !hub.is_empty());
+        let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let is_token = |token: &String| token.bytes().all(|b| b.is_ascii_graphic());
         FetchOptions {
-            hub: hub.unwrap_or_else(|| "https://huggingface.co".into()),
+            token: set("HF_TOKEN").filter(is_token),
+            hub: set("HAVERSACK_HUB").unwrap_or_else(|| "https://huggingface.co".into()),
             connect_timeout: Duration::from_secs(8),
             read_timeout: Duration::from_secs(30),
             attempts: 4,
@@ -89,6 +92,7 @@ pub fn model(
     for (index, file) in model.files.iter().enumerate() {
         let later = &model.files[index + 1..];
         let one = one_file(home, model, file, later, options, &mut wheels).map_err(|error| {
+            remove_empty_folders(home, &home.fetched(file));
             HubError::Model {
                 model: model.name.clone(),
                 error: Box::new(error),
@@ -97,6 +101,18 @@ pub fn model(
         fetched.push(one);
     }
     Ok(fetched)
+}
+
+/// The folders of the home above a file that did not come, as far as nothing else is in them.
+fn remove_empty_folders(home: &Home, file: &Path) {
+    let above = file.ancestors().skip(1);
+    let mut inside = above.take_while(|folder| *folder != home.path());
+    let _ = inside.try_for_each(std::fs::remove_dir);
+}
+
+/// Where a download that is not whole is kept.
+pub(crate) fn part_of(path: &Path) -> PathBuf {
+    with_suffix(path, "part")
 }
 
 fn one_file(
@@ -124,8 +140,7 @@ fn one_file(
     }
     announce(model, file, progress);
 
-    let part_path = with_suffix(&target, "part");
-    let mut part = PartialFile::open(&part_path, file.bytes)?;
+    let mut part = PartialFile::open(&part_of(&target), file.bytes)?;
     if let Err(error) = enough_space(parent, file.bytes - part.len()) {
         part.discard();
         return Err(error);
@@ -182,7 +197,11 @@ fn one_file(
             break;
         }
     }
-    Err(HubError::Sources { reasons, target })
+    Err(HubError::Sources {
+        reasons,
+        kept: part.len(),
+        target,
+    })
 }
 
 /// The line that says what is about to be fetched, and the one the licence asks for.

@@ -133,6 +133,7 @@ fn case(hub: &str) -> Case {
         model: toml::from_str(&model).unwrap(),
         options: FetchOptions {
             hub: hub.into(),
+            token: None,
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_millis(500),
             attempts: 3,
@@ -185,7 +186,8 @@ impl Case {
 
     fn files(&self) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.home().models())
-            .unwrap()
+            .into_iter()
+            .flatten()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
@@ -494,6 +496,76 @@ fn a_path_that_cannot_be_written_is_named() {
     fs::write(case.home().models(), "a file in the way").unwrap();
     let error = format!("{:#}", case.fetch().unwrap_err());
     assert!(error.contains("cannot create directory"), "{error}");
+}
+
+/// What a hub says of a repository is as little to be trusted as its files.
+#[test]
+fn a_hub_that_says_nonsense_is_one_line() {
+    let sha = "a".repeat(40);
+    let about = format!("{{\"sha\": \"{sha}\"}}");
+    let entry = |path: &str, size: u64, oid: &str| {
+        format!("{{\"path\": \"{path}\", \"size\": {size}, \"lfs\": {{\"oid\": \"{oid}\"}}}}")
+    };
+    let good = "b".repeat(64);
+    let long = format!("[\"{}\"]", "x".repeat(9 << 20));
+    for (about, tree, words) in [
+        ("", String::new(), "not understood"),
+        ("{}", String::new(), "not understood"),
+        ("{\"sha\": \"../..\"}", String::new(), "names no commit"),
+        (&about[..], "{}".into(), "not understood"),
+        (&about, "[".repeat(100_000), "not understood"),
+        (&about, long, "more than 8388608 bytes"),
+        (&about, "[]".into(), "no GGUF file"),
+        (
+            &about,
+            format!("[{}]", entry("../../x.gguf", 1, &good)),
+            "no GGUF file",
+        ),
+        (
+            &about,
+            format!("[{}]", entry("a/.x.gguf", 1, &good)),
+            "no GGUF file",
+        ),
+        (
+            &about,
+            format!("[{}]", entry("x.gguf", 1, "abc")),
+            "no sha256",
+        ),
+        (
+            &about,
+            format!("[{}]", entry("x.gguf", 0, &good)),
+            "is empty",
+        ),
+        (
+            &about,
+            format!("[{}]", entry("x\\u001b[31m.gguf", 1, &good)),
+            "no GGUF file",
+        ),
+        (
+            &about,
+            format!("[{}]", entry("x.gguf", u64::MAX, &good)),
+            "disk full",
+        ),
+    ] {
+        let about = about.to_owned();
+        let server = serve(move |request, stream| {
+            let is_tree = request.path.contains("/tree/");
+            let body = if is_tree { &tree } else { &about };
+            let headers = [format!("Content-Length: {}", body.len())];
+            head(stream, "200 OK", &headers);
+            let _ = stream.write_all(body.as_bytes());
+        });
+        let case = case(&server.hub);
+        let name = crate::repository::HubName::parse("hf:a/b")
+            .unwrap()
+            .unwrap();
+        let looked_up = name.look_up(&case.options);
+        let error = looked_up.and_then(|found| model(&case.home(), &found, &case.options));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+        assert!(!error.contains(['\n', '\u{1b}']), "{error}");
+        assert_eq!(fs::read_dir(case.directory.path()).unwrap().count(), 0);
+    }
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn json_http_and_anyhow_have_an_address() {
             "server" => &["serde_json", "tokio", "axum"],
             // Behind the feature `grammar`.
             "haversack" => &["serde_json"],
-            "hub" => &["ureq"],
+            "hub" => &["serde_json", "ureq"],
             _ => &[],
         };
         let used = dependencies(&manifest(folder), "dependencies");

@@ -1,138 +1,16 @@
-//! From figures to a choice: which codec and policy, how many bytes, and why, in words.
-//!
-//! Pure: a device is its RAM, a model its metadata. What an app may take of the RAM is an assumption,
-//! and said as one.
+//! From figures to a choice: which codec and policy, how many bytes, and why, in words. Pure.
 
-use haversack::engine::model::Config;
-use haversack::engine::runtime::plan::{self, ComputeSetting, MemoryNeeds};
-use haversack::engine::{Codec, KvOptions};
+use crate::fit::{Device, Figures, PORTION};
+use haversack::engine::Codec;
 use haversack::memory::bytes::human;
 use serde_json::{Value as Json, json};
 
-/// Of a phone's RAM, what one app in the foreground may hold before the system ends it: about half,
-/// the rest is the system's and the launcher's.
-const PHONE_SHARE: (u64, u64) = (1, 2);
-/// Of a machine that is there to serve: most of it.
-const SERVER_SHARE: (u64, u64) = (9, 10);
-/// Devices with more RAM than this count as machines, not as phones.
-const PHONE_RAM_MAX: u64 = 16 << 30;
 /// Up to this much RAM every byte counts.
 const PHONE_SMALL: u64 = 4 << 30;
-/// The program, its tokenizer and its stacks, beside weights and budget.
-pub const PROCESS_BYTES: u64 = 48 << 20;
-/// Where weights alone fill an app's share, keys and values may still have this part of it: pages of
-/// weights can be read again, keys and values cannot.
-const SHORT_SHARE: u64 = 4;
 /// Weights worth locking leave this many times their size to others.
 const LOCK_TIMES: u64 = 8;
-/// Tokens read at once at least; larger portions are taken where the budget has room.
-const PORTION: usize = 32;
 /// First tokens of a window that never leave.
 const ANCHORS: usize = 64;
-
-/// A device, as far as it matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
-    pub ram_bytes: u64,
-}
-
-impl Device {
-    pub fn of(ram_bytes: u64) -> Device {
-        Device { ram_bytes }
-    }
-
-    fn is_phone(self) -> bool {
-        self.ram_bytes <= PHONE_RAM_MAX
-    }
-
-    /// As a number, and as two.
-    pub fn share(self) -> (f64, (u64, u64)) {
-        let (of, all) = match self.is_phone() {
-            true => PHONE_SHARE,
-            false => SERVER_SHARE,
-        };
-        (of as f64 / all as f64, (of, all))
-    }
-
-    /// What one app may hold, weights included.
-    pub fn app_bytes(self) -> u64 {
-        let (_, (of, all)) = self.share();
-        self.ram_bytes / all * of
-    }
-
-    pub fn fits(self, weights_bytes: u64) -> bool {
-        weights_bytes.saturating_add(PROCESS_BYTES) < self.app_bytes()
-    }
-
-    /// What is left for everything `--memory` covers.
-    pub fn room(self, weights_bytes: u64) -> u64 {
-        match self.fits(weights_bytes) {
-            true => self.app_bytes() - weights_bytes - PROCESS_BYTES,
-            false => self.app_bytes() / SHORT_SHARE,
-        }
-    }
-
-    pub fn text(self) -> String {
-        let (_, (of, all)) = self.share();
-        let who = match self.is_phone() {
-            true => "a phone leaves one app",
-            false => "a machine of its own leaves it",
-        };
-        let (ram, app) = (human(self.ram_bytes), human(self.app_bytes()));
-        format!("{ram} of RAM; assumed: {who} {of}/{all} of it, {app}")
-    }
-}
-
-/// What a model takes.
-pub struct Figures<'a> {
-    pub config: &'a Config,
-    pub weights_bytes: u64,
-    pub threads: usize,
-    pub options: &'a dyn Fn(Codec) -> KvOptions,
-}
-
-impl Figures<'_> {
-    fn setting(&self) -> ComputeSetting {
-        ComputeSetting {
-            noting: None,
-            guarded: false,
-            threads: self.threads,
-            int8: true,
-            chunk: PORTION,
-        }
-    }
-
-    pub fn bytes_per_token(&self, codec: Codec) -> u64 {
-        plan::bytes_per_token(self.config, &(self.options)(codec)) as u64
-    }
-
-    pub fn blocks_bytes(&self, codec: Codec, tokens: usize) -> u64 {
-        plan::blocks_bytes(self.config, &(self.options)(codec), tokens)
-    }
-
-    pub fn needs(&self, codec: Codec, tokens: usize) -> MemoryNeeds {
-        let slots = tokens.next_multiple_of(PORTION);
-        plan::needs(self.config, &(self.options)(codec), self.setting(), slots)
-    }
-
-    /// Tokens that `room` bytes hold.
-    pub fn tokens_max(&self, codec: Codec, room: u64) -> usize {
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
-        plan::slots_max(self.config, &(self.options)(codec), self.setting(), room)
-    }
-
-    /// Sessions that `room` bytes hold; they compute by turns, so there is one scratch.
-    pub fn sessions(&self, codec: Codec, room: u64, tokens: usize) -> u64 {
-        let needs = self.needs(codec, tokens);
-        let once = (needs.scratch_bytes + needs.side_bytes) as u64;
-        let each = needs.kv_bytes.saturating_add(needs.tables_bytes) as u64;
-        room.saturating_sub(once).checked_div(each).unwrap_or(0)
-    }
-
-    fn whole(&self, codec: Codec) -> u64 {
-        self.needs(codec, self.config.context_trained).total() as u64
-    }
-}
 
 /// One choice.
 #[derive(Clone, Debug, PartialEq)]
@@ -351,22 +229,6 @@ fn mebibytes(bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_an_app_may_take() {
-        let phone = Device::of(4 << 30);
-        assert_eq!(phone.app_bytes(), 2 << 30);
-        assert!(phone.fits(1 << 30) && !phone.fits(2 << 30));
-        assert_eq!(phone.room(1 << 30), (1 << 30) - PROCESS_BYTES);
-        assert_eq!(phone.room(3 << 30), 512 << 20, "weights do not fit");
-        let server = Device::of(64 << 30);
-        assert!(server.app_bytes() > 57 << 30);
-        assert_eq!(Device::of(1).app_bytes(), 0);
-        assert_eq!(
-            Device::of(u64::MAX).room(u64::MAX),
-            Device::of(u64::MAX).app_bytes() / 4
-        );
-    }
 
     #[test]
     fn weights_by_device() {

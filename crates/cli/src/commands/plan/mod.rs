@@ -7,8 +7,9 @@ mod advice;
 
 use crate::args;
 use crate::error::one_line;
+use crate::fit::{self, Device, Figures};
 use crate::{out, resolve};
-use advice::{Advice, Device, Figures};
+use advice::Advice;
 use anyhow::{Result, anyhow};
 use haversack::engine::model::Config;
 use haversack::engine::{Codec, KvOptions};
@@ -112,7 +113,7 @@ impl Page<'_> {
             "ram_bytes": self.device.ram_bytes,
             "app_bytes": self.device.app_bytes(),
             "app_share": self.device.share().0,
-            "process_bytes": advice::PROCESS_BYTES,
+            "process_bytes": fit::PROCESS_BYTES,
             "weights_bytes": figures.weights_bytes,
             "weights_fit": self.device.fits(figures.weights_bytes),
             "weights": { "mode": self.advice.weights.0, "why": self.advice.weights.1 },
