@@ -18,35 +18,64 @@ pub fn lower_priority() {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const NICE_MAX: i32 = 19;
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
+/// The policy of a thread that runs when no other wants the core. Our crates do not have the call, musl has it in name only,
+/// and on other processors it has another number.
+#[cfg(all(
+    any(target_os = "linux", target_os = "android"),
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
 mod idle {
-    pub fn enter() {
-        // SAFETY: a C struct of integers.
-        let none: libc::sched_param = unsafe { std::mem::zeroed() };
-        // SAFETY: 0 is the calling thread, and the call reads the struct, which outlives it.
-        unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) };
+    use std::ffi::{c_int, c_long};
+
+    const SCHED_IDLE: c_int = 5;
+    #[cfg(target_arch = "x86_64")]
+    const SET_SCHEDULER: c_long = 144;
+    #[cfg(target_arch = "aarch64")]
+    const SET_SCHEDULER: c_long = 119;
+
+    unsafe extern "C" {
+        fn syscall(number: c_long, ...) -> c_long;
     }
 
-    #[cfg(test)]
-    pub fn is_entered() -> bool {
-        // SAFETY: 0 is the calling thread; no memory is involved.
-        unsafe { libc::sched_getscheduler(0) == libc::SCHED_IDLE }
+    pub fn enter() {
+        let priority: c_int = 0;
+        // SAFETY: 0 is the calling thread. The kernel reads one integer through the pointer.
+        unsafe { syscall(SET_SCHEDULER, 0 as c_int, SCHED_IDLE, &raw const priority) };
     }
 }
 
-#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
+#[cfg(not(all(
+    any(target_os = "linux", target_os = "android"),
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+mod idle {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub fn enter() {}
+}
+
+#[cfg(all(
+    test,
+    any(target_os = "linux", target_os = "android"),
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
 mod tests {
     use super::*;
 
     #[test]
     fn only_the_calling_thread_changes() {
-        let priority = || rustix::process::getpriority_process(None).unwrap();
-        let before = priority();
+        // As the kernel says it: nice value and policy.
+        let policy = || -> (i32, u32) {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let (_, fields) = stat.rsplit_once(')').unwrap();
+            let fields: Vec<&str> = fields.split_whitespace().collect();
+            (fields[16].parse().unwrap(), fields[38].parse().unwrap())
+        };
+        let before = policy();
         let there = std::thread::spawn(move || {
             lower_priority();
-            (priority(), idle::is_entered())
+            policy()
         });
-        assert_eq!(there.join().unwrap(), (NICE_MAX, true));
-        assert_eq!((priority(), idle::is_entered()), (before, false));
+        assert_eq!(there.join().unwrap(), (NICE_MAX, 5));
+        assert_eq!(policy(), before);
     }
 }

@@ -2,10 +2,10 @@
 
 use super::condensing::Condensing;
 use super::error::{SessionError, SessionResult};
+use super::files::SessionFile;
 use super::identity::Identity;
 use super::limits::{CapacityChange, SessionLimits, SessionSettings};
 use super::log::{EndedSave, LogHome, SessionLog, StartedSave};
-use super::opening_files::SessionFile;
 use super::options::SessionOptions;
 use super::owner::SessionName;
 use super::plan::TurnPlan;

@@ -5,15 +5,16 @@ use super::condense::{Condense, Extractive};
 use super::condensing::{RebuildProgress, RebuildReading, RebuildShare, STEP_TOKENS_MAX};
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
+use super::files::{SessionFiles, replay};
 use super::folder::{RemovalCause, RemovedSession, SessionFolder};
+use super::grants::SessionGrants;
 use super::identity::Identity;
 use super::layout::ChatLayout;
-use super::limits::{SessionLimits, SessionRoom, SessionSettings};
+use super::limits::{SessionLimits, SessionRoom};
 use super::log::{LogHome, SessionLog};
 use super::names;
 use super::open_session::{GrantedLimits, OpenSession, ResumeMode};
-use super::opening_files::OpeningFiles;
-use super::options::{FolderLimits, SessionOptions};
+use super::options::{SessionOptions, journal_options};
 use super::owner::{Owner, SessionName};
 use super::prefix::{PrefixStats, Prefixes};
 use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
@@ -24,6 +25,7 @@ use super::transcript::{Deferred, Transcript};
 use super::turns::Turn;
 use super::undo::{DroppedTurns, Undo};
 use haversack_engine::runtime::{Runtime, SequenceId};
+use haversack_memory::journal::Journal;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -36,49 +38,6 @@ const SPARE_SHARE: usize = 16;
 /// Tokens of a first turn that there is room for when a session is opened, if its capacity has them.
 const FIRST_TURN: usize = 512;
 
-/// Time between two looks at the limits of the folder while turns are saved.
-const LIMITS_INTERVAL_MS: u64 = 60_000;
-
-/// What sessions are granted.
-struct SessionGrants {
-    /// What one session has room for alone.
-    room: SessionRoom,
-    /// What it may hold where nothing else is set.
-    usual: SessionLimits,
-    /// Capacity that the device has room for, and why it changed last.
-    device: (usize, String),
-}
-
-impl SessionGrants {
-    /// What a saved session may hold here: what was set for it as far as there is room.
-    fn grant(&self, own: SessionSettings, all: SessionSettings) -> GrantedLimits<'_> {
-        let bound = self.room.bound;
-        let device = (self.device.0, &self.device.1[..]);
-        let of = |settings: SessionSettings| {
-            let limits = SessionLimits::of(&settings, &self.room).ok()?;
-            Some(GrantedLimits {
-                settings,
-                limits,
-                bound,
-                device,
-            })
-        };
-        let less = SessionSettings {
-            capacity: None,
-            answer_max: None,
-            persistent_max: None,
-            ..own
-        };
-        let granted = of(own.or(all)).or_else(|| of(less.or(all)));
-        granted.unwrap_or(GrantedLimits {
-            settings: all,
-            limits: self.usual,
-            bound,
-            device,
-        })
-    }
-}
-
 /// Sessions of one model, one store and one folder.
 pub struct Sessions {
     options: Arc<SessionOptions>,
@@ -88,7 +47,6 @@ pub struct Sessions {
     encoder: Option<Arc<dyn Embed>>,
     condenser: Option<Arc<dyn Condense>>,
     slots: Slots<OpenSession>,
-    pub(super) opening: OpeningFiles,
     /// Of sessions that were closed, by name.
     deferred: BTreeMap<(Owner, String), Deferred>,
     prefixes: Prefixes,
@@ -97,18 +55,7 @@ pub struct Sessions {
     dropped: DroppedTurns,
     /// Sequences of undone turns that wait for a runtime to close them.
     to_close: Vec<SequenceId>,
-    /// `None` where sessions are not saved.
-    folder: Option<SessionFolder>,
-    removals: Removals,
-}
-
-/// Sessions that the limits of the folder removed.
-#[derive(Default)]
-struct Removals {
-    /// As in [`RemovalCause::ALL`].
-    counts: [u64; RemovalCause::ALL.len()],
-    /// When the limits were last looked at.
-    looked_ms: u64,
+    files: SessionFiles,
 }
 
 impl Sessions {
@@ -130,7 +77,7 @@ impl Sessions {
         };
         let usual = SessionLimits::of(&options.settings, &room)?;
         let identity = Identity::of(runtime, &options.tenant);
-        let folder = SessionFolder::of(&options);
+        let files = SessionFiles::new(&options);
         Ok(Sessions {
             prefixes: Prefixes::new(runtime, &identity, &options),
             identity,
@@ -144,13 +91,11 @@ impl Sessions {
             encoder: None,
             condenser: None,
             slots: Slots::new(),
-            opening: OpeningFiles::default(),
             deferred: BTreeMap::new(),
             closed: SessionCounters::default(),
             dropped: DroppedTurns::default(),
             to_close: Vec::new(),
-            folder,
-            removals: Removals::default(),
+            files,
         })
     }
 
@@ -355,13 +300,13 @@ impl Sessions {
         let (options, prefixes) = (&self.options, &mut self.prefixes);
         let (grants, all) = (&self.grants, self.options.settings);
         let grant = &|own| grants.grant(own, all);
-        let mut file = Some(self.opening.open(full_name, &home, options)?);
+        let mut file = Some(self.files.open(full_name, &home, options)?);
         let opened = OpenSession::open(
             runtime, full_name, home, &mut file, identity, options, prefixes, mode, grant,
         );
         if let Some(file) = file.filter(|_| opened.as_ref().is_err_and(SessionError::is_cannot_fit))
         {
-            self.opening.put_back(full_name, file);
+            self.files.put_back(full_name, file);
         }
         let mut session = opened?;
         let key = (owner, name.to_owned());
@@ -427,7 +372,7 @@ impl Sessions {
         let Some(folder) = self.folder(owner) else {
             return Err(SessionError::NowhereToLook { name: name.into() });
         };
-        drop(self.opening.take(full_name));
+        drop(self.files.take(full_name));
         self.deferred.remove(&(owner, name.to_owned()));
         folder.delete(name)
     }
@@ -446,34 +391,22 @@ impl Sessions {
 
     /// Removes what [`SessionOptions::limits`] ask for, of each owner by itself, and returns it.
     pub fn keep_limits(&mut self, now_ms: u64) -> SessionResult<Vec<RemovedSession>> {
-        self.removals.looked_ms = now_ms;
-        let Some(folder) = &self.folder else {
-            return Ok(Vec::new());
+        let slots = &self.slots;
+        let is_open = |name: SessionName<'_>| {
+            let mut open = slots.iter();
+            open.any(|(_, session)| session.log.full_name() == name)
         };
-        let limits = self.options.limits;
-        if limits == FolderLimits::default() {
-            return Ok(Vec::new());
-        }
-        let mut all = Vec::new();
-        for (owner, folder) in folder.owners() {
-            let is_open = |name: &str| self.opened(owner.session(name)).is_some();
-            let removed = folder.keep(limits, now_ms, is_open)?;
-            for gone in &removed {
-                let of_cause = RemovalCause::ALL.iter().zip(&mut self.removals.counts);
-                let of_cause = of_cause.filter(|(cause, _)| **cause == gone.cause);
-                of_cause.for_each(|(_, count)| *count += 1);
-                self.deferred.remove(&(owner, gone.name.clone()));
-            }
-            all.extend(removed);
-        }
-        Ok(all)
+        let removed = self.files.keep_limits(now_ms, is_open)?;
+        let forget = |(owner, gone): (Owner, RemovedSession)| {
+            self.deferred.remove(&(owner, gone.name.clone()));
+            gone
+        };
+        Ok(removed.into_iter().map(forget).collect())
     }
 
     /// The same between turns.
     pub(super) fn keep_limits_now_and_then(&mut self, now_ms: u64) {
-        let since = now_ms.saturating_sub(self.removals.looked_ms);
-        if self.options.limits != FolderLimits::default()
-            && since >= LIMITS_INTERVAL_MS
+        if self.files.is_look_due(now_ms)
             && let Err(error) = self.keep_limits(now_ms)
         {
             log::warn!("{error}");
@@ -488,7 +421,7 @@ impl Sessions {
 
     /// Number of sessions that limits removed since the start, as in [`RemovalCause::ALL`].
     pub fn removed_counts(&self) -> [u64; RemovalCause::ALL.len()] {
-        self.removals.counts
+        self.files.removed_counts()
     }
 
     /// The session of this name, if it is open.
@@ -548,6 +481,56 @@ impl Sessions {
     pub fn facts(&self, id: SessionId) -> SessionResult<Vec<(u64, &str)>> {
         let facts = self.session(id)?.transcript.facts.iter();
         Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
+    }
+
+    /// Whether a session was begun with this persistent text. One that is not open is looked up in its file.
+    pub fn began_with<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        text: &str,
+    ) -> SessionResult<bool> {
+        let full_name @ SessionName { name, .. } = name.into();
+        if let Some(id) = self.opened(full_name) {
+            return Ok(self.session(id)?.transcript.began_with(text));
+        }
+        if let Some(file) = self.files.ended(full_name) {
+            return Ok(file.replay.transcript.began_with(text));
+        }
+        let home = self.home(full_name);
+        let home = home.ok_or_else(|| SessionError::NowhereToLook { name: name.into() })?;
+        let view = Journal::view(&home.path, &journal_options(&self.options, u64::MAX));
+        let view = view.map_err(|source| SessionError::File {
+            name: name.into(),
+            source,
+        })?;
+        let replay = replay(name, &view.map, &view.records)?;
+        Ok(replay.transcript.began_with(text))
+    }
+
+    /// Whether a session is in memory or its file is ready. If it is neither, its file begins to be opened beside the caller.
+    pub(crate) fn is_file_ready(&mut self, name: SessionName<'_>) -> bool {
+        if self.opened(name).is_some() || !self.exists(name) {
+            return true;
+        }
+        let home = self.home(name);
+        home.is_none_or(|home| self.files.open_beside(name, home, &self.options))
+    }
+
+    /// The same for a command, which is executed at once if it is ready and keeps the file open until then.
+    pub(crate) fn is_file_ready_for_command(&mut self, name: SessionName<'_>) -> bool {
+        let is_ready = self.is_file_ready(name);
+        self.files.set_has_command(name, !is_ready);
+        is_ready
+    }
+
+    /// Whether a file is being opened.
+    pub(crate) fn is_opening_file(&self) -> bool {
+        self.files.is_opening()
+    }
+
+    /// Closes the files that no command and, as the caller says, no request waits for any more.
+    pub(crate) fn keep_opening(&mut self, is_awaited: impl Fn(SessionName<'_>) -> bool) {
+        self.files.keep(is_awaited);
     }
 
     /// The turns that are in memory or in the file, oldest first.
@@ -777,7 +760,9 @@ impl Sessions {
         question: usize,
         answer: Option<usize>,
     ) -> Option<(usize, usize)> {
-        let (position, own) = self.position_in_file(name)?;
+        let replay = &self.files.ready(name)?.replay;
+        let own = replay.transcript.limits.as_ref().map(|limits| limits.own);
+        let (position, own) = (replay.state.position, own.unwrap_or_default());
         let limits = self.grants.grant(own, self.options.settings).limits;
         let coming = self.coming_tokens(&limits, question, answer).ok()?;
         let rows = rows_at(position.saturating_add(coming), &limits, runtime);
@@ -837,11 +822,10 @@ impl Sessions {
     }
 
     fn folder(&self, owner: Owner) -> Option<SessionFolder> {
-        let folder = self.folder.as_ref();
-        folder.map(|folder| folder.of_owner(owner))
+        self.files.folder(owner)
     }
 
-    pub(super) fn home(&self, name: SessionName<'_>) -> Option<LogHome> {
+    fn home(&self, name: SessionName<'_>) -> Option<LogHome> {
         Some(LogHome {
             path: self.folder(name.owner)?.path(name.name).ok()?,
             identity: self.identity.of_owner(name.owner).to_bytes(name.name),
@@ -883,7 +867,7 @@ impl Sessions {
         session: OpenSession,
         resumed: Option<ResumeMode>,
     ) -> SessionResult<SessionId> {
-        drop(self.opening.take(session.log.full_name()));
+        drop(self.files.take(session.log.full_name()));
         let id = self.slots.insert(session);
         let held = match resumed {
             Some(ResumeMode::Whole) => self.hold(runtime),
@@ -961,7 +945,7 @@ impl Sessions {
         }
     }
 
-    pub(super) fn session(&self, id: SessionId) -> SessionResult<&OpenSession> {
+    fn session(&self, id: SessionId) -> SessionResult<&OpenSession> {
         let session = self.slots.get(id);
         session.ok_or(SessionError::Closed { index: id.index() })
     }
