@@ -13,6 +13,7 @@ mod fuzz;
 mod models;
 mod packed_model;
 mod page;
+mod page_chats;
 mod plan;
 mod pressure;
 mod questions;

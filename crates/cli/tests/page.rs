@@ -8,43 +8,57 @@ use common::{Sandbox, text};
 use serde_json::{Value, json};
 
 /// With the sentence encoder, where it was fetched.
-fn server(flags: &[&str]) -> Option<Server> {
+pub(crate) fn server(flags: &[&str]) -> Option<Server> {
     let sandbox = Sandbox::with_encoder().unwrap_or_else(Sandbox::alone);
     Server::start_in(sandbox, flags)
 }
 
-fn open(browser: &Browser, server: &Server) {
+pub(crate) fn open(browser: &Browser, server: &Server) {
     browser.open(&format!("http://{}/", server.address));
-    browser.wait("the page is ready", |b| b.count("body.ready .talk") > 0);
+    browser.wait("the page is ready", |b| b.count("body.ready .chat") > 0);
 }
 
 /// So that an answer can be foretold, and is long enough to be watched.
 fn set(browser: &Browser, temperature: &str, tokens: &str) {
-    for (id, value) in [("temperature", temperature), ("tokens", tokens)] {
+    for (id, value) in [("temperature", temperature), ("max_tokens", tokens)] {
         let script = "document.getElementById(arguments[0]).value = arguments[1]";
         browser.run(script, json!([id, value]));
     }
 }
 
-fn talk(name: &str) -> String {
-    format!("#talk-{name}")
+fn chat(name: &str) -> String {
+    format!("#chat-{name}")
 }
 
 /// Texts of all that was said in a conversation.
 fn said(browser: &Browser, name: &str) -> Vec<String> {
     let script = "return [...document.querySelectorAll(arguments[0])].map((p) => p.textContent)";
-    let css = format!("{} .words", talk(name));
+    let css = format!("{} .words", chat(name));
     let said = browser.run(script, json!([css]));
     let said = said.as_array().unwrap().iter();
     said.map(|one| one.as_str().unwrap().to_owned()).collect()
 }
 
 fn is_answering(browser: &Browser, name: &str) -> bool {
-    browser.count(&format!("{}.answering", talk(name))) > 0
+    browser.count(&format!("{}.answering", chat(name))) > 0
 }
 
 fn wait_for_answer(browser: &Browser, name: &str) {
     browser.wait("an answer", |b| !is_answering(b, name));
+}
+
+/// What a button copies.
+pub(crate) fn copied(browser: &Browser, css: &str) -> String {
+    let script = "
+        window.copied = null;
+        navigator.clipboard.writeText = async (text) => { window.copied = text; };";
+    browser.run(script, json!([]));
+    browser.click(css);
+    browser.wait("a copy", |b| {
+        !b.run("return window.copied", json!([])).is_null()
+    });
+    let text = browser.run("return window.copied", json!([]));
+    text.as_str().unwrap().to_owned()
 }
 
 /// Tokens of a strip of the memory view: what its words say, and what is drawn.
@@ -96,33 +110,33 @@ fn people_use_the_page() {
     };
     open(&browser, &server);
     set(&browser, "0", "240");
-    let focus = "return document.activeElement.closest('.talk')?.id ?? null";
-    assert_eq!(browser.run(focus, json!([])), json!("talk-talk-1"));
+    let focus = "return document.activeElement.closest('.chat')?.id ?? null";
+    assert_eq!(browser.run(focus, json!([])), json!("chat-chat-1"));
     browser.press("Tell me a story about a cat called Miso.");
     browser.press(ENTER);
     browser.tab_to("#new");
     browser.press(ENTER);
-    browser.wait("a second card", |b| b.count(".talk") == 2);
-    assert_eq!(browser.run(focus, json!([])), json!("talk-talk-2"));
+    browser.wait("a second card", |b| b.count(".chat") == 2);
+    assert_eq!(browser.run(focus, json!([])), json!("chat-chat-2"));
     browser.press("What is the capital of France?");
     browser.press(ENTER);
 
     // Both at once, side by side.
     let both = |b: &Browser| {
-        b.count(".talk.answering") == 2 && strip(b, "talk-1").0 > 0 && strip(b, "talk-2").0 > 0
+        b.count(".chat.answering") == 2 && strip(b, "chat-1").0 > 0 && strip(b, "chat-2").0 > 0
     };
     browser.wait("two answers at once", both);
-    let beside = "const [a, b] = [...document.querySelectorAll('.talk')].map((t) => t.getBoundingClientRect());
+    let beside = "const [a, b] = [...document.querySelectorAll('.chat')].map((t) => t.getBoundingClientRect());
         return a.top === b.top && a.right < b.left";
     assert_eq!(browser.run(beside, json!([])), json!(true));
     browser.keep("page-two");
 
     // The memory moves as tokens come, and draws every one of them.
-    let (first, _) = strip(&browser, "talk-1");
-    browser.wait("the strip grows", |b| strip(b, "talk-1").0 > first);
-    wait_for_answer(&browser, "talk-1");
-    wait_for_answer(&browser, "talk-2");
-    for name in ["talk-1", "talk-2"] {
+    let (first, _) = strip(&browser, "chat-1");
+    browser.wait("the strip grows", |b| strip(b, "chat-1").0 > first);
+    wait_for_answer(&browser, "chat-1");
+    wait_for_answer(&browser, "chat-2");
+    for name in ["chat-1", "chat-2"] {
         browser.wait("every token is drawn", |b| {
             let (told, drawn) = strip(b, name);
             told > 40 && told == drawn
@@ -143,60 +157,62 @@ fn people_use_the_page() {
         json!({ "session_id": "truth", "messages": question, "temperature": 0, "max_tokens": 240 });
     let (status, truth) = server.post("/v1/chat/completions", &asked);
     assert_eq!(status, 200, "{truth}");
-    assert_eq!(said(&browser, "talk-2")[1], content(&truth));
+    let answer = "#chat-chat-2 .message.assistant:last-child .copy";
+    assert_eq!(copied(&browser, answer), content(&truth));
 
     // Stopped in the middle, by the key for it: what was said stays said, and no more comes.
     set(&browser, "0", "400");
-    browser.click("#talk-talk-1 .text");
+    browser.click("#chat-chat-1 .text");
     browser.press("Now tell me a very long story about the sea.");
     browser.press(ENTER);
     browser.wait("some words", |b| {
-        said(b, "talk-1").get(3).is_some_and(|s| s.len() > 20)
+        said(b, "chat-1").get(3).is_some_and(|s| s.len() > 20)
     });
     browser.press(ESCAPE);
-    wait_for_answer(&browser, "talk-1");
-    let stopped = said(&browser, "talk-1");
-    assert!(browser.text("#talk-talk-1 .message:last-child .note") == json!("stopped"));
+    wait_for_answer(&browser, "chat-1");
+    let stopped = said(&browser, "chat-1");
+    assert!(browser.text("#chat-chat-1 .message:last-child .note") == json!("stopped"));
     let cancelled = "haversack_requests_total{end=\"cancelled\"}";
     browser.wait("the server has heard it", |_| server.metric(cancelled) == 1);
 
     // A fork has all that was said, and goes on alone.
     set(&browser, "0", "24");
-    browser.click("#talk-talk-1 .fork");
-    browser.wait("the fork", |b| b.count("#talk-talk-1-fork") == 1);
-    let told: Vec<String> = said(&browser, "talk-1-fork");
+    browser.click("#chat-chat-1 .more summary");
+    browser.click("#chat-chat-1 .fork");
+    browser.wait("the fork", |b| b.count("#chat-chat-1-fork") == 1);
+    let told: Vec<String> = said(&browser, "chat-1-fork");
     assert_eq!(told[..3], stopped[..3]);
     assert!(stopped[3].starts_with(told[3].trim()) || told[3].starts_with(stopped[3].trim()));
     browser.press("What is the cat called?");
     browser.press(ENTER);
-    wait_for_answer(&browser, "talk-1-fork");
-    assert_eq!(said(&browser, "talk-1-fork").len(), 6);
-    assert_eq!(said(&browser, "talk-1"), stopped);
+    wait_for_answer(&browser, "chat-1-fork");
+    assert_eq!(said(&browser, "chat-1-fork").len(), 6);
+    assert_eq!(said(&browser, "chat-1"), stopped);
     browser.wait("three strips", |b| {
-        strip(b, "talk-1-fork").0 > strip(b, "talk-1").0
+        strip(b, "chat-1-fork").0 > strip(b, "chat-1").0
     });
-    let plan = browser.text("[data-key='s-talk-1-fork'] .plan");
+    let plan = browser.text("[data-key='s-chat-1-fork'] .plan");
     assert!(plan.as_str().unwrap().starts_with("Last plan: "), "{plan}");
 
     // Its turns, with how relevant they were.
-    browser.click("[data-key='s-talk-1-fork'] .turns summary");
+    browser.click("[data-key='s-chat-1-fork'] .turns summary");
     browser.wait("three turns", |b| {
-        b.count("[data-key='s-talk-1-fork'] .turns li") == 3
+        b.count("[data-key='s-chat-1-fork'] .turns li") == 3
     });
-    let oldest = browser.text("[data-key='s-talk-1-fork'] .turns li:last-child .what");
+    let oldest = browser.text("[data-key='s-chat-1-fork'] .turns li:last-child .what");
     assert_eq!(oldest, json!("Tell me a story about a cat called Miso."));
     if server.get("/v1/memory").1.contains("\"relevance\":0.") {
-        let value = browser.text("[data-key='s-talk-1-fork'] .turns li:last-child .value");
+        let value = browser.text("[data-key='s-chat-1-fork'] .turns li:last-child .value");
         assert!(value.as_str().unwrap().parse::<f64>().is_ok(), "{value}");
     }
 
     // Words are text, whatever they look like.
-    browser.click("#talk-talk-2 .text");
+    browser.click("#chat-chat-2 .text");
     browser.press("<img src=x onerror=alert(1)>");
     browser.press(ENTER);
-    wait_for_answer(&browser, "talk-2");
+    wait_for_answer(&browser, "chat-2");
     assert_eq!(browser.count(".said img"), 0);
-    assert_eq!(said(&browser, "talk-2")[2], "<img src=x onerror=alert(1)>");
+    assert_eq!(said(&browser, "chat-2")[2], "<img src=x onerror=alert(1)>");
 
     // Heat is told at the top.
     let heat = Server::request("PUT", "/v1/device", "", r#"{"thermal":"serious"}"#);
@@ -220,14 +236,14 @@ fn people_use_the_page() {
     assert_ne!(browser.run(ground, json!([])), dark);
 
     // A phone shows one thing at a time, as wide as it is.
-    browser.set_size(390, 844, true);
+    browser.set_size(360, 740, true);
     let wide = "return [document.documentElement.scrollWidth, document.body.scrollWidth]";
-    let seen = "return [...document.querySelectorAll('.talk, .memory')].filter((n) => n.checkVisibility()).length";
+    let seen = "return [...document.querySelectorAll('.chat, .memory')].filter((n) => n.checkVisibility()).length";
     for view in 1..=4 {
         browser.click(&format!("#views button:nth-child({view})"));
         assert_eq!(
             browser.run(wide, json!([])),
-            json!([390, 390]),
+            json!([360, 360]),
             "view {view}"
         );
         assert_eq!(browser.run(seen, json!([])), json!(1));
@@ -237,8 +253,8 @@ fn people_use_the_page() {
 
     // All of it is there again after the page was left.
     open(&browser, &server);
-    browser.wait("three cards", |b| b.count(".talk") == 3);
-    assert_eq!(said(&browser, "talk-2").len(), 4);
+    browser.wait("three cards", |b| b.count(".chat") == 3);
+    assert_eq!(said(&browser, "chat-2").len(), 4);
 }
 
 /// Where there is a key the page comes without it, asks for it, and shows nothing before.
@@ -284,10 +300,10 @@ fn the_page_asks_for_the_key() {
     browser.wait("the wrong key", |b| {
         b.text("#banner:not([hidden])") != Value::Null
     });
-    assert_eq!(browser.count(".talk"), 0);
+    assert_eq!(browser.count(".chat"), 0);
     browser.tab_to("#key");
     browser.press(secret);
     browser.press(ENTER);
-    browser.wait("the page is ready", |b| b.count("body.ready .talk") == 1);
+    browser.wait("the page is ready", |b| b.count("body.ready .chat") == 1);
     assert_eq!(browser.count("#auth:not([hidden])"), 0);
 }

@@ -357,6 +357,29 @@ fn a_damaged_session_is_replaced_or_deleted() {
     held.lock().unwrap();
 
     let server = tiny.start(&[]);
+    let (status, found) = server.post("/v1/search", &json!({ "words": "ONE" }));
+    assert_eq!(status, 200, "{found}");
+    let ids = |list: &str| -> Vec<Value> {
+        let list = found[list].as_array().unwrap().iter();
+        list.map(|one| one["id"].clone()).collect()
+    };
+    assert_eq!(
+        (ids("data"), ids("skipped")),
+        (vec![json!("cleo")], vec![json!("anna"), json!("ben")])
+    );
+    let matched = &found["data"][0]["match"];
+    assert_eq!(
+        (&matched["kind"], &matched["number"]),
+        (&json!("turn"), &json!(0))
+    );
+    let shown = matched["text"].as_str().unwrap();
+    assert!(shown.starts_with("one\n"), "{shown}");
+    let reason = found["skipped"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("it is damaged"), "{reason}");
+    for words in [json!(" "), json!("x".repeat(257)), json!(1), Value::Null] {
+        let (status, refused) = server.post("/v1/search", &json!({ "words": words }));
+        assert_eq!(status, 400, "{refused}");
+    }
     let (status, body) = server.get("/v1/sessions/anna");
     assert_eq!(status, 500, "{body}");
     assert!(body.contains("session anna: it is damaged"), "{body}");
@@ -525,7 +548,9 @@ fn owners_do_not_meet() {
         let get = |path: &str| call(key, "GET", path, Value::Null);
         let (_, listed) = get("/v1/sessions");
         assert_eq!(listed.contains("\"old\""), name.is_empty(), "{listed}");
-        let seen = [listed, get("/v1/memory").1, get("/metrics").1];
+        let found = call(key, "POST", "/v1/search", json!({ "words": "hello" })).1;
+        assert!(found.contains(&format!("\"of-{name}\"")), "{found}");
+        let seen = [listed, found, get("/v1/memory").1, get("/metrics").1];
         let set = call(key, "PUT", "/v1/device", json!({ "thermal": null })).0;
         assert_eq!(set, if name.is_empty() { 200 } else { 403 });
         for (other, _) in keys.iter().filter(|(other, _)| other != name) {

@@ -78,6 +78,7 @@ fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<ServerState>>)>
         ("/v1/events", "get", get(events::events)),
         ("/v1/device", "get", get(device::show)),
         ("/v1/device", "put", put(device::tell)),
+        ("/v1/search", "post", post(sessions::search)),
         ("/v1/sessions", "get", get(sessions::list)),
         ("/v1/sessions", "post", post(sessions::create)),
         ("/v1/sessions/{id}", "get", get(sessions::show)),
@@ -162,6 +163,7 @@ fn model_json(server: &ServerState) -> Value {
         "object": "model",
         "created": server.created,
         "owned_by": "haversack",
+        "sampling": request::usual_json(server.client().model()),
     })
 }
 

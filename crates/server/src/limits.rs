@@ -35,6 +35,8 @@ pub const RESERVE_WAIT: Duration = Duration::from_secs(5);
 /// For this many bytes of output, or all there is, once the client does not take more at once.
 pub const WRITE_TIME: Duration = Duration::from_secs(10);
 pub const WRITE_PROGRESS: usize = 16 << 10;
+/// Of the words that saved sessions are searched for.
+pub const SEARCH_BYTES: usize = 256;
 /// From the request to the last token.
 pub const REQUEST_TIME: Duration = Duration::from_secs(600);
 /// Between a signal to stop and the end of the last answer.

@@ -13,6 +13,7 @@ use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use haversack::text::chat::EncodedChat;
 use haversack::{Client, Error, Owner};
+use serde_json::{Value, json};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
@@ -238,6 +239,21 @@ fn sample(model: &Model, common: &CommonFields) -> Result<SampleOptions, Fail> {
     let checked = options.check();
     checked.map_err(|error| Fail::bad(error.to_string()))?;
     Ok(options)
+}
+
+/// What a request gets that sets nothing.
+pub fn usual_json(model: &Model) -> Value {
+    let usual = model.sampling_defaults();
+    // As it is written, not as the nearest number of another width.
+    let short = |value: f32| (f64::from(value) * 1e6).round() / 1e6;
+    json!({
+        "temperature": short(usual.temperature),
+        "top_k": usual.top_k,
+        "top_p": short(usual.top_p),
+        "min_p": short(usual.min_p),
+        "repetition_penalty": short(usual.repetition_penalty),
+        "max_tokens": limits::TOKENS,
+    })
 }
 
 /// What the client sets.

@@ -19,8 +19,9 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::Request;
+use haversack::session::search::SessionSearch;
 use haversack::session::{
-    SessionError, SessionName, SessionRead, SessionSettings, SessionTexts, TurnView,
+    ListedSession, SessionError, SessionName, SessionRead, SessionSettings, SessionTexts, TurnView,
 };
 use haversack::text::template::Message;
 use haversack::{Client, ConversationView, Error, History, Owner, Rewound, VIEW_TURNS_MAX};
@@ -28,6 +29,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+
+/// What the facts and turns of a session file may take for each of its bytes, as records and as text.
+const SEARCHED_BYTES: usize = 2;
 
 /// The session that a request continues, ready for its last message; `None` where it names none.
 pub async fn bind(
@@ -225,6 +229,12 @@ pub struct ForkRequest {
 }
 
 #[derive(Debug, Deserialize)]
+pub struct SearchRequest {
+    /// That a session has, in any case, in its name and its texts.
+    pub words: String,
+}
+
+#[derive(Debug, Deserialize)]
 pub struct FactRequest {
     pub text: String,
     /// The number of a fact that no longer holds.
@@ -238,15 +248,7 @@ type Created = Result<(StatusCode, Json<Value>), Fail>;
 
 pub async fn list(State(server): Server, whose: Whose) -> Answer {
     let listed = running(&server)?.list(whose.0).await?;
-    let data = json_list(&listed.sessions, |one| {
-        json!({
-            "id": one.name,
-            "object": "session",
-            "file_bytes": one.bytes,
-            "is_open": one.is_open,
-            "saved_ms": one.saved_ms,
-        })
-    });
+    let data = json_list(&listed.sessions, listed_json);
     let removed = json_list(&listed.removed, |gone| {
         json!({
             "id": gone.name,
@@ -258,6 +260,79 @@ pub async fn list(State(server): Server, whose: Whose) -> Answer {
     Ok(Json(
         json!({ "object": "list", "data": data, "removed": removed }),
     ))
+}
+
+fn listed_json(one: &ListedSession) -> Value {
+    json!({
+        "id": one.name,
+        "object": "session",
+        "file_bytes": one.bytes,
+        "is_open": one.is_open,
+        "saved_ms": one.saved_ms,
+    })
+}
+
+/// The sessions that have all words, with the place where they are. Files are read one at a time, each after the budget
+/// had room for what it may hold; no session is opened for it.
+pub async fn search(
+    State(server): Server,
+    whose: Whose,
+    JsonBody(SearchRequest { words }, _): JsonBody<SearchRequest>,
+) -> Answer {
+    let search = SessionSearch::new(words.split_whitespace());
+    if search.words().is_empty() || words.len() > limits::SEARCH_BYTES {
+        let max = limits::SEARCH_BYTES;
+        return Err(Fail::param(
+            "words",
+            format!("accepted: words, at most {max} bytes"),
+        ));
+    }
+    let client = running(&server)?;
+    let sessions = client.list(whose.0).await?.sessions;
+    let (texts, heap) = (client.texts()?, client.heap().clone());
+    let layout = texts.layout().clone();
+    let folder = texts
+        .folder(whose.0)
+        .ok_or_else(|| Error::from(SessionError::NoSessions))?;
+    let here = Arc::new(());
+    let gone = Arc::downgrade(&here);
+    let searched = server.admission.run(limits::BODY_BYTES, move || {
+        let (mut data, mut skipped) = (Vec::new(), Vec::new());
+        for one in sessions {
+            if gone.strong_count() == 0 {
+                break;
+            }
+            // What the name has need not be in the texts.
+            let rest = search.without(&one.name);
+            if rest.words().is_empty() {
+                data.push(listed_json(&one));
+                continue;
+            }
+            let bytes = usize::try_from(one.bytes).unwrap_or(usize::MAX);
+            let needs = bytes.saturating_mul(SEARCHED_BYTES);
+            let found = match heap.reserve_beside(needs, limits::LONG_FREE_SHARE) {
+                Err(full) => Err(full.to_string()),
+                Ok(_reserved) => {
+                    let found = rest.in_session(&folder, &layout, &one.name);
+                    found.map_err(|error| error.to_string())
+                }
+            };
+            match found {
+                Ok(None) => {}
+                Ok(Some(found)) => {
+                    let mut listed = listed_json(&one);
+                    let (kind, number, text) = (found.kind, found.number, found.text);
+                    listed["match"] = json!({ "kind": kind, "number": number, "text": text });
+                    data.push(listed);
+                }
+                Err(reason) => skipped.push(json!({ "id": one.name, "reason": reason })),
+            }
+        }
+        json!({ "object": "list", "data": data, "skipped": skipped })
+    });
+    let searched = searched.await?;
+    drop(here);
+    Ok(Json(searched))
 }
 
 pub async fn create(

@@ -183,7 +183,7 @@ fn search(args: &SessionSearchArgs, as_json: bool) -> Result<()> {
         }
         Ok(())
     })?;
-    out::json(&json!({ "words": words, "sessions": sessions, "skipped": skipped }))
+    out::json(&json!({ "words": words.words(), "sessions": sessions, "skipped": skipped }))
 }
 
 fn markdown(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> String {

@@ -136,15 +136,22 @@ impl Browser {
 
     /// A click where it is, as a pointer does it: not on what something else covers.
     pub fn click(&self, css: &str) {
-        let found = self.post(
-            "/element",
-            &json!({ "using": "css selector", "value": css }),
-        );
+        let id = self.find(css);
+        self.post(&format!("/element/{id}/click"), &json!({}));
+    }
+
+    /// WebDriver's name of an element.
+    fn find(&self, css: &str) -> String {
+        let wanted = json!({ "using": "css selector", "value": css });
+        let found = self.post("/element", &wanted);
         let id = found.as_object().unwrap().values().next().unwrap();
-        self.post(
-            &format!("/element/{}/click", id.as_str().unwrap()),
-            &json!({}),
-        );
+        id.as_str().unwrap().to_owned()
+    }
+
+    /// Chooses a file in a field for files.
+    pub fn choose(&self, css: &str, file: &str) {
+        let id = self.find(css);
+        self.post(&format!("/element/{id}/value"), &json!({ "text": file }));
     }
 
     pub fn devtools(&self, command: &str, parameters: Value) -> Value {

@@ -10,7 +10,8 @@
 //! file of that text is removed as well: what was said is then nowhere on the disk.
 
 use super::error::{SessionError, SessionResult};
-use super::export::opening;
+use super::export::{SessionExport, opening};
+use super::inspect::InspectError;
 use super::names;
 use super::options::{FolderLimits, SessionOptions, journal_options};
 use super::owner::Owner;
@@ -143,6 +144,12 @@ impl SessionFolder {
     pub fn path(&self, name: &str) -> SessionResult<PathBuf> {
         let name = names::check(name)?;
         Ok(self.dir.join(format!("{name}.{ENDING}")))
+    }
+
+    /// What a session file holds, which may be open elsewhere.
+    pub(super) fn export(&self, name: &str) -> Result<SessionExport, InspectError> {
+        let path = self.dir.join(format!("{name}.{ENDING}"));
+        SessionExport::of(&path, self.journal.key)
     }
 
     /// Whether there is a session of this name. A file to which nothing was saved is none: its process ended while it

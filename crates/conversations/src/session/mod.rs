@@ -80,6 +80,7 @@ pub mod relevance;
 mod replay;
 pub mod report;
 mod residency;
+pub mod search;
 mod sessions;
 mod slots;
 mod texts;

@@ -4,10 +4,12 @@ use super::condense::{Condense, CondensePiece};
 use super::condensing::CondenseOutcome;
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
+use super::folder::SessionFolder;
 use super::layout::ChatLayout;
 use super::limits::{SessionLimits, SessionRoom, SessionSettings};
 use super::open_session::{check_persistent, stored_bytes};
 use super::options::SessionOptions;
+use super::owner::Owner;
 use super::parts::message_parts;
 use super::rebuild::{CondenseAim, condense_opening};
 use haversack_text::tokenizer::EncodeOptions;
@@ -67,6 +69,16 @@ pub struct ToldText {
 }
 
 impl SessionTexts {
+    /// How conversations of this model are written in tokens.
+    pub fn layout(&self) -> &Arc<ChatLayout> {
+        &self.layout
+    }
+
+    /// Where the sessions of an owner are saved, if they are.
+    pub fn folder(&self, owner: Owner) -> Option<SessionFolder> {
+        SessionFolder::of(&self.options).map(|folder| folder.of_owner(owner))
+    }
+
     /// What a session begins with. A text over the limit is condensed; its first part `verbatim` never is.
     pub fn opening(&self, verbatim: &str, persistent: &str, now_ms: u64) -> SessionResult<Opening> {
         self.opening_with(verbatim, persistent, now_ms, SessionSettings::default())

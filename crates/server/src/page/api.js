@@ -69,6 +69,9 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
+/** Tells a screen reader what happened. */
+export function say(words) { document.getElementById("told").textContent = words; }
+
 export function bytes(n) {
   if (n < 1024) return `${n} B`;
   if (n < 1 << 20) return `${(n / 1024).toFixed(n < 10240 ? 1 : 0)} KiB`;

@@ -1,7 +1,7 @@
 // The memory report: the budget as a bar, each sequence as strips of tokens.
 
 import { bytes, el } from "./api.js";
-import { all, questionOf } from "./talk.js";
+import { all, questionOf } from "./chat.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -55,7 +55,7 @@ export function render(memory) {
     ...memory.requests.map((one) => ({ ...one, key: `r-${one.number}`, name: `request ${one.number}` })),
   ];
   // Conversations on the page first, in its order; then by name.
-  const order = new Map(all().map((talk, i) => [talk.name, i]));
+  const order = new Map(all().map((chat, i) => [chat.name, i]));
   const rank = (one) => order.get(one.id) ?? order.size;
   shown.sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : 1));
   const places = new Set();
@@ -64,7 +64,7 @@ export function render(memory) {
   const legend = Object.keys(PLACES).filter((place) => places.has(place));
   keep($("key-of-strips"), legend, (place) => place,
     (place) => el("li", {}, el("span", { class: `swatch ${place}` }), PLACES[place]), () => {});
-  for (const talk of all()) talk.tell(memory.sessions.find((one) => one.id === talk.name));
+  for (const chat of all()) chat.tell(memory.sessions.find((one) => one.id === chat.name));
   $("device").hidden = !memory.device.changes.length;
   keep($("changes"), memory.device.changes.slice(-4).reverse(), (change) => change.what,
     () => el("li"), (node, change) => setText(node, `${change.what} (${ago(change.seconds_ago)})`));

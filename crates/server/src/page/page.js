@@ -1,8 +1,10 @@
 // The page: shows conversations and memory, and polls the server a few times a second.
 
-import { bytes, el, get, setKey } from "./api.js";
+import { el, get, setKey } from "./api.js";
+import * as chats from "./chat.js";
 import { render } from "./memory.js";
-import * as talks from "./talk.js";
+import * as saved from "./saved.js";
+import * as settings from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -10,54 +12,34 @@ const $ = (id) => document.getElementById(id);
 const BUSY_MS = 250;
 const IDLE_MS = 1000;
 
+/** The chat that a narrow screen shows; `null`: the memory. */
 let view = null;
 let isLocked = false;
 
 // A narrow screen shows one view at a time.
 function showViews() {
-  const open = talks.all();
-  const names = [...open.map((talk) => talk.name), "Memory"];
-  if (!names.includes(view)) view = open.at(-1)?.name ?? "Memory";
-  const buttons = names.map((name) => {
+  const open = chats.all();
+  if (view && !open.includes(view)) view = open.at(-1) ?? null;
+  const button = (of, name) => {
     const button = el("button", { type: "button", textContent: name });
-    if (name === view) button.setAttribute("aria-current", "true");
-    if (open.find((talk) => talk.name === name)?.abort) button.classList.add("answering");
-    button.addEventListener("click", () => { choose(name); });
+    if (of === view) button.setAttribute("aria-current", "true");
+    if (of?.abort) button.classList.add("answering");
+    button.addEventListener("click", () => choose(of));
     return button;
-  });
+  };
+  const buttons = [...open.map((chat) => button(chat, chat.name)), button(null, "Memory")];
   const had = [...$("views").children].indexOf(document.activeElement);
   $("views").replaceChildren(...buttons);
+  $("views").querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
   if (had >= 0) $("views").children[Math.min(had, buttons.length - 1)].focus();
-  for (const talk of open) talk.node.classList.toggle("current", talk.name === view);
-  $("memory").classList.toggle("current", view === "Memory");
-  $("talks").classList.toggle("empty", !open.length);
+  for (const chat of open) chat.node.classList.toggle("current", chat === view);
+  $("memory").classList.toggle("current", !view);
+  $("chats").classList.toggle("none", !open.length);
 }
 
-function choose(name) {
-  view = name;
+function choose(chat) {
+  view = chat;
   showViews();
-}
-
-async function showShelf() {
-  const kept = await talks.kept().catch(() => []);
-  $("shelf-empty").hidden = kept.length > 0;
-  $("shelf-list").replaceChildren(...kept.map((one) => {
-    const where = one.is_open ? "in memory" : "on disk";
-    const button = el("button", { type: "button" },
-      el("span", { textContent: one.id }),
-      el("span", { class: "quiet", textContent: `${where} · ${bytes(one.file_bytes)}` }));
-    button.addEventListener("click", async () => {
-      $("shelf").open = false;
-      try {
-        const talk = await talks.open(one.id);
-        choose(talk.name);
-        talk.text.focus();
-      } catch (error) {
-        banner(error.message);
-      }
-    });
-    return el("li", {}, button);
-  }));
 }
 
 function banner(text) {
@@ -74,7 +56,7 @@ async function look() {
       const memory = await get("/v1/memory");
       render(memory);
       banner(memory.alerts.map((alert) => `${alert.name}: ${alert.words}`).join(" · "));
-      if (memory.batch.active || talks.isBusy()) pause = BUSY_MS;
+      if (memory.batch.active || chats.isBusy()) pause = BUSY_MS;
     } catch (error) {
       if (error.status !== 401) banner("The server does not respond.");
     }
@@ -83,31 +65,36 @@ async function look() {
 }
 
 async function start() {
-  const memory = await get("/v1/memory");
+  const [memory, models] = await Promise.all([get("/v1/memory"), get("/v1/models")]);
   isLocked = false;
   $("auth").hidden = true;
   $("model").textContent = memory.model;
-  talks.setKeeps(memory.keeps_sessions);
-  $("shelf").hidden = !memory.keeps_sessions;
-  const kept = new Set((await talks.kept()).map((one) => one.id));
-  for (const name of talks.remembered().filter((name) => kept.has(name))) {
-    await talks.open(name).catch(() => {});
+  settings.begin(models.data[0].sampling);
+  chats.setKeeps(memory.keeps_sessions);
+  $("saved").hidden = !memory.keeps_sessions;
+  const kept = new Set((await chats.kept()).map((one) => one.id));
+  for (const name of chats.remembered().filter((name) => kept.has(name))) {
+    await chats.open(name).catch(() => {});
   }
-  if (!talks.all().length) await talks.begin();
+  choose(chats.all().at(-1) ?? chats.begin());
   document.body.classList.add("ready");
 }
 
-talks.onChange(showViews);
-$("new").addEventListener("click", async () => choose((await talks.begin()).name));
-$("talks").addEventListener("focusin", (event) => {
-  const talk = talks.all().find((one) => one.node.contains(event.target));
-  if (talk && talk.name !== view) choose(talk.name);
+chats.onChange(showViews);
+saved.begin((chat) => {
+  choose(chat);
+  chat.text.focus();
 });
-$("shelf").addEventListener("toggle", () => { if ($("shelf").open) showShelf(); });
+$("new").addEventListener("click", () => choose(chats.begin()));
+$("chats").addEventListener("focusin", (event) => {
+  const chat = chats.all().find((one) => one.node.contains(event.target));
+  if (chat && chat !== view) choose(chat);
+});
 // A click elsewhere closes a menu.
 document.addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll(".menu[open]")) {
-    if (!menu.contains(event.target)) menu.open = false;
+    // What was clicked may be gone by now.
+    if (!event.composedPath().includes(menu)) menu.open = false;
   }
 });
 document.addEventListener("keydown", (event) => {
