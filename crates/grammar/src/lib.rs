@@ -24,6 +24,8 @@
 //! # }
 //! ```
 
+mod calls;
+mod closed;
 mod intersection;
 pub mod limits;
 mod references;
@@ -31,7 +33,8 @@ mod schema;
 mod state;
 mod vocabulary;
 
-pub use schema::{Callable, calls};
+pub use calls::constraint::{Calls, Function};
+pub use calls::{AnswerPart, CallReader, Functions, ToolCall};
 pub use vocabulary::{GrammarNeeds, Vocabulary};
 
 use llguidance::api::TopLevelGrammar;
@@ -46,11 +49,14 @@ pub enum Shape {
     Schema(Json),
     /// Text that this regular expression matches as a whole, in the syntax of the `regex` crate.
     Regex(String),
+    /// Text, and calls of these functions with arguments that fit their schemas.
+    Calls(Calls),
 }
 
 impl Shape {
     /// The shape as it is compiled, if it is within the limits.
     pub fn check(&self) -> Result<CheckedShape, GrammarError> {
+        let mut reader = None;
         let (grammar, bytes, alternative_bytes) = match self {
             Shape::Object => (
                 TopLevelGrammar::from_json_schema(schema::any_object()),
@@ -73,11 +79,18 @@ impl Shape {
                 let grammar = TopLevelGrammar::from_json_schema(checked.schema);
                 (grammar, checked.bytes, checked.alternative_bytes)
             }
+            Shape::Calls(calls) => {
+                let checked = calls.check()?;
+                reader = (!calls.must).then(|| calls.reader());
+                let grammar = TopLevelGrammar::from_lark(checked.lark);
+                (grammar, checked.bytes, checked.alternative_bytes)
+            }
         };
         let (by_shape, by_alternatives) = limits::GRAMMAR_PER_BYTE;
         let largest = bytes * by_shape + alternative_bytes * by_alternatives;
         Ok(CheckedShape {
             grammar,
+            reader,
             compiling_bytes: limits::COMPILING_BYTES
                 + largest.min(limits::GRAMMAR_BYTES)
                 + alternative_bytes * limits::WRITTEN_PER_BYTE,
@@ -89,6 +102,8 @@ impl Shape {
 #[derive(Clone)]
 pub struct CheckedShape {
     grammar: TopLevelGrammar,
+    /// Of calls beside text.
+    reader: Option<CallReader>,
     compiling_bytes: usize,
 }
 
@@ -130,6 +145,10 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
+    fn of_function(self, name: &str) -> GrammarError {
+        GrammarError::refused(&format_args!("function {name}: {self}"))
+    }
+
     /// One line of what the compiler says, without what could break a terminal, and not longer than a line should be.
     fn refused(error: &dyn std::fmt::Display) -> GrammarError {
         let text = error.to_string();

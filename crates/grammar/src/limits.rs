@@ -2,10 +2,22 @@
 
 use llguidance::api::ParserLimits;
 
-/// Of a schema as JSON without blanks. What people write for one answer has 1 to 8 KiB.
+/// Of a schema as JSON without blanks and annotations. What people write for one answer has 1 to 8 KiB.
 pub const SCHEMA_BYTES: usize = 32 << 10;
+/// What closing its objects may add.
+pub const CLOSING_BYTES: usize = SCHEMA_BYTES / 2;
+/// What is added to each alternative counts as this many times its bytes: a property has few of them.
+pub const CLOSED_PER_BYTE: usize = 32;
 /// Of a regular expression.
 pub const REGEX_BYTES: usize = 4 << 10;
+/// Of a Lark or GBNF grammar.
+pub const GRAMMAR_TEXT_BYTES: usize = 32 << 10;
+/// Its rules, terminals and groups.
+pub const GRAMMAR_LEVELS: usize = 1_000;
+/// Groups in each other.
+pub const GROUPS: usize = 64;
+/// Of one part, counted out.
+pub const REPETITIONS: u32 = 2_000;
 /// Alternatives of a schema (`anyOf`, `oneOf`, `enum`, lists of types) times its bytes. Where alternatives meet others each
 /// pair is written out, and each copy may be as long as the schema: this is what bounds their sum. Two lists of 60 that
 /// meet beside 1,000 required names, 15 KiB in all, took 280 MiB and 6 s before pairs were counted.

@@ -1,5 +1,6 @@
 //! Schemas as they are compiled: checked, and with our own say about blanks.
 
+use crate::closed::{close, without_annotations};
 use crate::references::Counter;
 use crate::{GrammarError, intersection, limits};
 use serde_json::{Value as Json, json};
@@ -8,7 +9,7 @@ use serde_json::{Value as Json, json};
 const OPTIONS: &str = "x-guidance";
 
 pub fn any_object() -> Json {
-    with_options(json!({ "type": "object" }))
+    with_options(json!({ "type": "object" }), false)
 }
 
 /// A schema within the limits.
@@ -19,19 +20,44 @@ pub struct CheckedSchema {
     pub alternative_bytes: usize,
 }
 
+/// The schema of a function's arguments. What the compiler does not know in it is passed over: clients send what servers of
+/// tools wrote for all models.
+pub fn check_parameters(parameters: Option<&Json>) -> Result<CheckedSchema, GrammarError> {
+    let mut schema = match parameters {
+        Some(schema) => schema.clone(),
+        None => json!({ "properties": {} }),
+    };
+    let map = schema.as_object_mut().ok_or(GrammarError::NotAnObject)?;
+    let kind = map.entry("type").or_insert_with(|| json!("object"));
+    if *kind != json!("object") {
+        let refused = "parameters are not an object; accepted type: object".to_owned();
+        return Err(GrammarError::Refused(refused));
+    }
+    check_with(&schema, true)
+}
+
 pub fn check(schema: &Json) -> Result<CheckedSchema, GrammarError> {
+    check_with(schema, false)
+}
+
+fn check_with(schema: &Json, is_lenient: bool) -> Result<CheckedSchema, GrammarError> {
     if !schema.is_object() {
         return Err(GrammarError::NotAnObject);
     }
+    let too_long = |bytes| GrammarError::Bytes {
+        what: "schema",
+        bytes,
+        most: limits::SCHEMA_BYTES,
+    };
+    let schema = without_annotations(schema);
     let bytes = schema.to_string().len();
     if bytes > limits::SCHEMA_BYTES {
-        return Err(GrammarError::Bytes {
-            what: "schema",
-            bytes,
-            most: limits::SCHEMA_BYTES,
-        });
+        return Err(too_long(bytes));
     }
-    let alternatives = alternatives(schema);
+    let closed = close(&schema, limits::CLOSING_BYTES);
+    let (schema, added) = closed.ok_or(too_long(bytes + limits::CLOSING_BYTES))?;
+    let bytes = schema.to_string().len();
+    let alternatives = alternatives(&schema);
     let most = limits::ALTERNATIVE_BYTES / bytes.max(1);
     if alternatives > most {
         return Err(GrammarError::Alternatives {
@@ -40,21 +66,22 @@ pub fn check(schema: &Json) -> Result<CheckedSchema, GrammarError> {
             most,
         });
     }
-    let found = intersection::ways(schema);
+    let found = intersection::ways(&schema);
     let most = limits::WAYS;
     if found > most {
         return Err(GrammarError::Ways { found, most });
     }
     Ok(CheckedSchema {
-        schema: with_options(schema.clone()),
+        schema: with_options(schema, is_lenient),
         bytes,
-        alternative_bytes: alternatives * bytes,
+        alternative_bytes: alternatives * (bytes + added * limits::CLOSED_PER_BYTE),
     })
 }
 
-fn with_options(mut schema: Json) -> Json {
+fn with_options(mut schema: Json, is_lenient: bool) -> Json {
     let indent = limits::INDENT;
     schema[OPTIONS] = json!({
+        "lenient": is_lenient,
         "whitespace_flexible": true,
         "whitespace_pattern": format!(r"\x20|\x0D?\x0A[\x20\x09]{{0,{indent}}}"),
     });
@@ -109,96 +136,9 @@ fn alternatives_of<'a>(counter: &mut Counter<'a>, schema: &'a Json) -> usize {
     all
 }
 
-/// Something that an answer may call.
-#[derive(Clone, Copy, Debug)]
-pub struct Callable<'a> {
-    pub name: &'a str,
-    /// What its arguments are: a schema of an object. Without one it takes none.
-    pub parameters: Option<&'a Json>,
-}
-
-/// The schema of `{"name": …, "arguments": {…}}` for one of these.
-pub fn calls(callables: &[Callable<'_>]) -> Json {
-    let mut definitions = serde_json::Map::new();
-    let mut calls = Vec::new();
-    for (i, callable) in callables.iter().enumerate() {
-        let place = format!("arguments{i}");
-        let root = format!("#/$defs/{place}");
-        let parameters = match callable.parameters {
-            Some(schema) => moved(schema, &root),
-            None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
-        };
-        definitions.insert(place, parameters);
-        calls.push(json!({
-            "type": "object",
-            "properties": {
-                "name": { "const": callable.name },
-                "arguments": { "$ref": root },
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": false,
-        }));
-    }
-    json!({ "anyOf": calls, "$defs": definitions })
-}
-
-/// A schema that was a document of its own and is now at `root`: its references are to places below that.
-fn moved(schema: &Json, root: &str) -> Json {
-    match schema {
-        Json::Object(map) => map
-            .iter()
-            .map(|(key, value)| (key.clone(), moved_below(key, value, root)))
-            .collect(),
-        other => other.clone(),
-    }
-}
-
-fn moved_below(key: &str, value: &Json, root: &str) -> Json {
-    match (key, value) {
-        ("$ref", Json::String(reference)) => match reference.strip_prefix('#') {
-            Some(rest) => Json::String(format!("{root}{}", rest.trim_end_matches('/'))),
-            None => value.clone(),
-        },
-        // Values, not schemas.
-        ("const" | "enum" | "default" | "examples" | "required", _) => value.clone(),
-        // Names that people chose, and a schema behind each.
-        ("properties" | "patternProperties" | "$defs" | "definitions", Json::Object(map)) => map
-            .iter()
-            .map(|(name, schema)| (name.clone(), moved(schema, root)))
-            .collect(),
-        (_, Json::Array(items)) => items.iter().map(|item| moved(item, root)).collect(),
-        _ => moved(value, root),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn references_move_with_their_document() {
-        let schema = json!({
-            "type": "object",
-            "properties": {
-                "$ref": { "$ref": "#/$defs/point" },
-                "all": { "type": "array", "items": { "$ref": "#" } },
-                "kept": { "const": { "$ref": "#/$defs/point" } },
-                "one": { "anyOf": [{ "$ref": "#/$defs/point" }, { "type": "null" }] },
-            },
-            "$defs": { "point": { "type": "integer" } },
-        });
-        let got = calls(&[Callable {
-            name: "f",
-            parameters: Some(&schema),
-        }]);
-        let place = &got["$defs"]["arguments0"]["properties"];
-        let point = json!("#/$defs/arguments0/$defs/point");
-        assert_eq!(place["$ref"]["$ref"], point);
-        assert_eq!(place["all"]["items"]["$ref"], "#/$defs/arguments0");
-        assert_eq!(place["kept"]["const"]["$ref"], "#/$defs/point");
-        assert_eq!(place["one"]["anyOf"][0]["$ref"], point);
-        assert_eq!(got["anyOf"][0]["properties"]["name"]["const"], "f");
-    }
 
     #[test]
     fn alternatives_are_counted_everywhere() {

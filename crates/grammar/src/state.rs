@@ -2,10 +2,12 @@
 
 use haversack_engine::sample::{Constraint, ConstraintError};
 use llguidance::Matcher;
-use llguidance::toktrie::SimpleVob;
+use llguidance::toktrie::{SimpleVob, TokTrie};
 use std::fmt;
 
+#[derive(Clone)]
 pub struct GrammarState {
+    /// The states of the lexer are shared: copies are used one after another.
     matcher: Matcher,
     allowed: SimpleVob,
 }
@@ -16,6 +18,18 @@ impl GrammarState {
             matcher,
             allowed: SimpleVob::new(),
         }
+    }
+
+    /// The tokens that may come next.
+    pub fn mask(&mut self) -> Result<SimpleVob, ConstraintError> {
+        let mask = self.matcher.compute_mask_or_eos();
+        mask.map_err(|error| failed(&error))
+    }
+
+    /// Goes on by these bytes, in whatever tokens they are.
+    pub fn take_bytes(&mut self, trie: &TokTrie, bytes: &[u8]) -> Result<(), ConstraintError> {
+        let taken = self.matcher.consume_tokens(&trie.greedy_tokenize(bytes));
+        taken.map_err(|error| failed(&error))
     }
 }
 
@@ -37,13 +51,8 @@ impl fmt::Debug for GrammarState {
 
 impl Constraint for GrammarState {
     fn allowed(&mut self) -> Result<&[u32], ConstraintError> {
-        match self.matcher.compute_mask_or_eos() {
-            Ok(allowed) => {
-                self.allowed = allowed;
-                Ok(self.allowed.as_slice())
-            }
-            Err(error) => Err(failed(&error)),
-        }
+        self.allowed = self.mask()?;
+        Ok(self.allowed.as_slice())
     }
 
     fn take(&mut self, token: u32) -> Result<(), ConstraintError> {
@@ -56,10 +65,6 @@ impl Constraint for GrammarState {
     }
 
     fn copy(&self) -> Box<dyn Constraint> {
-        Box::new(GrammarState {
-            // The states of the lexer are shared: copies are used one after another.
-            matcher: self.matcher.clone(),
-            allowed: self.allowed.clone(),
-        })
+        Box::new(self.clone())
     }
 }

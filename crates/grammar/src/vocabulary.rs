@@ -1,5 +1,6 @@
 //! The trie of a vocabulary, and shapes compiled against it.
 
+use crate::calls::constraint::CallConstraint;
 use crate::state::GrammarState;
 use crate::{CheckedShape, GrammarError, Shape, limits};
 use haversack_engine::sample::Constraint;
@@ -86,7 +87,14 @@ impl Vocabulary {
     ) -> Result<Box<dyn Constraint>, GrammarError> {
         let parser = on_a_stack(|| self.factory.create_parser(shape.grammar));
         let parser = parser.map_err(|error| GrammarError::refused(&error))?;
-        Ok(Box::new(GrammarState::new(Matcher::new(Ok(parser)))))
+        let state = GrammarState::new(Matcher::new(Ok(parser)));
+        Ok(match shape.reader {
+            Some(reader) => {
+                let env = self.factory.tok_env().clone();
+                Box::new(CallConstraint::new(reader, state, env))
+            }
+            None => Box::new(state),
+        })
     }
 }
 

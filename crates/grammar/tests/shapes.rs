@@ -4,8 +4,10 @@ mod common;
 
 use common::{Dice, fits, random_schema, real, tiny};
 use haversack_engine::sample::{Constraint, SampleOptions, Sampler};
-use haversack_grammar::{Callable, GrammarError, Shape, Vocabulary, calls};
-use haversack_text::tokenizer::Tokenizer;
+use haversack_grammar::{
+    AnswerPart, CallReader, Calls, Function, Functions, GrammarError, Shape, Vocabulary,
+};
+use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -37,16 +39,31 @@ impl Babbler<'_> {
 
     /// `None`: it did not end.
     fn says(&mut self, shape: &Shape, dice: &mut Dice, temperature: f32) -> Option<String> {
+        self.goes_on("", shape, dice, temperature)
+    }
+
+    /// The whole text of an answer that begins like this.
+    fn goes_on(
+        &mut self,
+        beginning: &str,
+        shape: &Shape,
+        dice: &mut Dice,
+        temperature: f32,
+    ) -> Option<String> {
         let options = SampleOptions {
             temperature,
             seed: dice.bits(),
             ..SampleOptions::default()
         };
         let constraint = self.vocabulary.compile(shape);
-        let constraint = constraint.unwrap_or_else(|error| panic!("{error}: {shape:?}"));
+        let mut constraint = constraint.unwrap_or_else(|error| panic!("{error}: {shape:?}"));
+        let begun = self.tokenizer.encode(beginning, EncodeOptions::default());
+        for id in begun.unwrap() {
+            constraint.take(id).unwrap();
+        }
         let mut probe = constraint.clone();
         let mut sampler = Sampler::new(options).unwrap().constrained(Some(constraint));
-        let mut bytes = Vec::new();
+        let mut bytes = beginning.as_bytes().to_vec();
         for _ in 0..400 {
             let mut logits: Vec<f32> = Vec::new();
             logits.resize_with(self.tokenizer.len(), || dice.unit() * 8.0);
@@ -59,7 +76,7 @@ impl Babbler<'_> {
             let id = sampler.sample(&logits, &[]).unwrap();
             probe.take(id).unwrap();
             if self.tokenizer.is_end(id) {
-                return Some(String::from_utf8(bytes).expect("whole characters"));
+                return Some(String::from_utf8_lossy(&bytes).into_owned());
             }
             bytes.extend_from_slice(&self.tokenizer.piece_bytes(id));
         }
@@ -190,50 +207,169 @@ fn expressions_match_as_a_whole() {
     }
 }
 
+fn functions() -> Vec<Function> {
+    let point = json!({
+        "type": "object",
+        "properties": { "at": { "$ref": "#/$defs/at" }, "note": { "type": "string", "maxLength": 8 } },
+        "required": ["at"],
+        "$defs": { "at": { "type": "integer", "minimum": 1, "maximum": 99 } },
+    });
+    let function = |name: &str, parameters| Function {
+        name: name.to_owned(),
+        parameters,
+    };
+    vec![function("go", Some(point)), function("stop", None)]
+}
+
+/// What is said as calls and text.
+fn parts(once: bool, text: &str) -> Vec<AnswerPart> {
+    let names = functions().into_iter().map(|function| function.name);
+    let names = names.collect();
+    let mut reader = CallReader::new(Functions { names, once });
+    let mut parts = reader.push(text.as_bytes());
+    parts.extend(reader.finish());
+    parts
+}
+
+fn check_arguments(name: &str, arguments: &str) {
+    let value: Value = serde_json::from_str(arguments).unwrap();
+    match name {
+        "go" => {
+            let at = value["at"].as_i64().unwrap();
+            assert!((1..=99).contains(&at), "{arguments}");
+            let known = value.as_object().unwrap().keys();
+            assert!(
+                known
+                    .clone()
+                    .all(|key| ["at", "note"].contains(&key.as_str())),
+                "{arguments}"
+            );
+        }
+        "stop" => assert_eq!(value, json!({})),
+        other => panic!("{other}"),
+    }
+}
+
 #[test]
 fn calls_have_their_own_arguments() {
     let model = tiny("llama");
     let mut babbler = Babbler::new(model.tokenizer());
-    let point = json!({
-        "type": "object",
-        "properties": { "at": { "$ref": "#/$defs/at" } },
-        "required": ["at"],
-        "additionalProperties": false,
-        "$defs": { "at": { "type": "integer", "minimum": 1, "maximum": 99 } },
+    let shape = Shape::Calls(Calls {
+        functions: functions(),
+        must: true,
+        once: true,
     });
-    let schema = calls(&[
-        Callable {
-            name: "go",
-            parameters: Some(&point),
-        },
-        Callable {
-            name: "stop",
-            parameters: None,
-        },
-    ]);
     let mut dice = Dice(9);
     let mut seen = [0, 0];
     for _ in 0..30 {
-        let text = babbler
-            .says(&Shape::Schema(schema.clone()), &mut dice, 1.0)
-            .unwrap();
-        let call: Value = serde_json::from_str(&text).unwrap();
-        match call["name"].as_str().unwrap() {
-            "go" => {
-                assert!(
-                    (1..=99).contains(&call["arguments"]["at"].as_i64().unwrap()),
-                    "{text}"
-                );
-                seen[0] += 1;
-            }
-            "stop" => {
-                assert_eq!(call["arguments"], json!({}));
-                seen[1] += 1;
-            }
-            other => panic!("{other}"),
-        }
+        let text = babbler.says(&shape, &mut dice, 1.0).unwrap();
+        let parts = parts(true, &text);
+        let [AnswerPart::Call(call)] = &parts[..] else {
+            panic!("{text}: {parts:?}");
+        };
+        check_arguments(&call.name, &call.arguments);
+        seen[usize::from(call.name == "stop")] += 1;
     }
     assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+}
+
+/// However a call begins, from its name on it is one, even if a model would say anything else.
+fn begun_calls_are_held(tokenizer: &Tokenizer, name: &str) {
+    let mut babbler = Babbler::new(tokenizer);
+    let mut dice = Dice(11);
+    let mut ended = 0;
+    let beginnings = [
+        "Well.\n```json\n{\"name\": \"go\"",
+        "<tool_call>\n{\"name\": \"stop\"",
+        "{\"name\":\"go\", \"",
+        "[TOOL_CALLS][{\"name\": \"go\"",
+        "[TOOL_CALLS]go[ARGS]",
+        "<function=go>",
+        "{\"type\": \"function\", \"function\": {\"name\": \"go\"",
+    ];
+    for (round, beginning) in beginnings.iter().cycle().take(42).enumerate() {
+        let shape = Shape::Calls(Calls {
+            functions: functions(),
+            must: false,
+            once: round % 2 == 0,
+        });
+        let Some(text) = babbler.goes_on(beginning, &shape, &mut dice, 1.0) else {
+            continue;
+        };
+        ended += 1;
+        let parts = parts(round % 2 == 0, &text);
+        let call = parts.iter().find_map(|part| match part {
+            AnswerPart::Call(call) => Some(call),
+            AnswerPart::Text(_) => None,
+        });
+        let call = call.unwrap_or_else(|| panic!("{text}: {parts:?}"));
+        check_arguments(&call.name, &call.arguments);
+        if round % 2 == 0 {
+            assert!(matches!(parts.last(), Some(AnswerPart::Call(_))), "{text}");
+        }
+    }
+    babbler.tell(name);
+    assert!(ended > 30, "{ended} of 42 ended");
+}
+
+#[test]
+fn begun_calls_are_held_on_bytes() {
+    begun_calls_are_held(tiny("llama").tokenizer(), "calls, bpe");
+    begun_calls_are_held(tiny("llama-tied-spm").tokenizer(), "calls, spm");
+}
+
+#[test]
+fn begun_calls_are_held_on_a_real_vocabulary() {
+    if let Some(model) = real(SMOLLM2) {
+        begun_calls_are_held(model.tokenizer(), "calls, smollm2");
+    }
+}
+
+/// Before a name is known everything may come, what only resembles a call too; a name may be completed only where the call
+/// can go on behind it.
+#[test]
+fn text_is_free() {
+    let Some(model) = real(SMOLLM2) else {
+        return;
+    };
+    let tokenizer = model.tokenizer();
+    let shape = Shape::Calls(Calls {
+        functions: functions(),
+        must: false,
+        once: false,
+    });
+    let constraint = Vocabulary::new(tokenizer).unwrap().compile(&shape).unwrap();
+    let allowed = |text: &str| {
+        let mut constraint = constraint.clone();
+        for id in tokenizer.encode(text, EncodeOptions::default()).unwrap() {
+            constraint.take(id).unwrap();
+        }
+        let words = constraint.allowed().unwrap().to_vec();
+        move |id: u32| {
+            words
+                .get(id as usize / 32)
+                .is_some_and(|word| word & (1 << (id % 32)) != 0)
+        }
+    };
+    let every = 0..tokenizer.len() as u32;
+    for text in [
+        "",
+        "Hello",
+        "{\"name\": \"Bob\", \"age\": ",
+        "{ \"a\": {\"name\": \"go\"",
+        "go(",
+    ] {
+        let may = allowed(text);
+        assert!(every.clone().all(may), "{text}");
+    }
+    let may = allowed("{\"name\": \"go");
+    let refused = every.clone().filter(|&id| !may(id)).count();
+    assert!((1..200).contains(&refused), "{refused}");
+    let id = |text: &str| tokenizer.id_of(text).unwrap();
+    assert!(may(id("\",")) && may(id("\"")) && !may(id("\":")) && may(id("o")) && may(id("at")));
+    // Behind the name it is the grammar's.
+    let may = allowed("{\"name\": \"go\"");
+    assert!(may(id(",")) && !may(id("}")) && !may(id("o")) && !may(tokenizer.ends()[0]));
 }
 
 /// What strangers send: each ends in a constraint or in one line, soon.
@@ -352,7 +488,7 @@ fn hostile_shapes_cost_little() {
 fn what_is_too_large_is_refused_by_size() {
     let model = tiny("llama");
     let vocabulary = Vocabulary::new(model.tokenizer()).unwrap();
-    let long = json!({ "type": "object", "description": "x".repeat(40_000) });
+    let long = json!({ "type": "object", "const": "x".repeat(40_000) });
     let error = vocabulary.compile(&Shape::Schema(long)).unwrap_err();
     assert!(matches!(error, GrammarError::Bytes { .. }), "{error}");
     let wide = json!({ "enum": (0..4000).collect::<Vec<u32>>() });

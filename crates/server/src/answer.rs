@@ -6,10 +6,11 @@ use super::limits;
 use super::request::CheckedRequest;
 use super::state::ServerState;
 use super::stream::{AnswerWriter, Outbox, stream_answer};
-use super::tool_calls::{AnswerPart, CallParser, Functions, ToolCall, any_id};
+use super::tool_calls::call_json;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
+use haversack::grammar::{AnswerPart, CallReader, Functions};
 use haversack::memory::clock::since_1970;
 use haversack::{AnswerEvent, AnswerEvents, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
@@ -117,7 +118,7 @@ async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<R
     for ((i, (text, finish, report)), logprobs) in ended.into_iter().zip(logprobs) {
         completion_tokens += report.tokens;
         first = first.or(Some(report.context));
-        let mut choice = ChoiceText::new(&head);
+        let mut choice = ChoiceText::new(head.callable.as_ref());
         let parsed = choice.finish(&text);
         let mut one = json!({
             "index": i,
@@ -151,7 +152,9 @@ struct Events {
 
 fn stream_events(head: Head, events: AnswerEvents, choices: usize) -> Response {
     let mut events = Events {
-        choices: (0..choices).map(|_| ChoiceText::new(&head)).collect(),
+        choices: (0..choices)
+            .map(|_| ChoiceText::new(head.callable.as_ref()))
+            .collect(),
         head,
         outbox: Outbox::new(events),
         open: choices,
@@ -252,8 +255,8 @@ impl Events {
 
 /// The text of one choice as it comes, and the calls in it where there may be any.
 #[derive(Default)]
-struct ChoiceText {
-    parser: Option<CallParser>,
+pub struct ChoiceText {
+    reader: Option<CallReader>,
     /// Bytes received.
     received: usize,
     /// Calls sent.
@@ -263,33 +266,36 @@ struct ChoiceText {
 }
 
 impl ChoiceText {
-    fn new(head: &Head) -> ChoiceText {
+    pub fn new(callable: Option<&Functions>) -> ChoiceText {
         ChoiceText {
-            parser: head.callable.clone().map(CallParser::new),
+            reader: callable.cloned().map(CallReader::new),
             ..ChoiceText::default()
         }
     }
 
-    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.received += text.len();
-        match &mut self.parser {
-            Some(parser) => parser.push(text),
+        match &mut self.reader {
+            Some(reader) => reader.push(text.as_bytes()),
             None if text.is_empty() => Vec::new(),
             None => vec![AnswerPart::Text(text.to_owned())],
         }
     }
 
-    /// With the whole text: the engine or the parser may have held some of it back.
-    fn finish(&mut self, text: &str) -> Vec<AnswerPart> {
+    /// With the whole text: the engine or the reader may have held some of it back.
+    pub fn finish(&mut self, text: &str) -> Vec<AnswerPart> {
         let mut parsed = self.push(text.get(self.received..).unwrap_or_default());
-        if let Some(parser) = &mut self.parser {
-            parsed.extend(parser.finish());
+        if let Some(reader) = &mut self.reader {
+            parsed.extend(reader.finish());
         }
         parsed
     }
 
     fn finish_reason(&self, finish: Finish) -> &'static str {
-        let called = self.parser.as_ref().is_some_and(|p| p.calls() > 0);
+        let called = self
+            .reader
+            .as_ref()
+            .is_some_and(|reader| reader.calls() > 0);
         match finish {
             Finish::Stop if called => "tool_calls",
             finish => finish.name(),
@@ -313,14 +319,6 @@ fn message(parsed: Vec<AnswerPart>) -> Json {
         message["tool_calls"] = json!(calls);
     }
     message
-}
-
-fn call_json(call: &ToolCall) -> Json {
-    json!({
-        "id": any_id(),
-        "type": "function",
-        "function": { "name": call.name, "arguments": call.arguments },
-    })
 }
 
 impl Head {

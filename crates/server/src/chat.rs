@@ -5,7 +5,6 @@ use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, refuse, require};
 use super::request::EndpointFields;
 use super::state::Server;
-use super::tool_calls::Functions;
 use super::tools::{self, ToolSet};
 use super::types::{ChatMessage, ChatRequest};
 use super::{request, sessions, structured};
@@ -39,8 +38,9 @@ pub async fn chat(
         let accepted = "accepted: tools or structured output, not both";
         return refuse(param, accepted);
     }
-    let call = tools.as_ref().and_then(ToolSet::shape);
-    let shape = shape.or(call.map(|shape| ("tools", shape)));
+    let is_structured = shape.is_some() || tools.as_ref().is_some_and(ToolSet::must);
+    let calls = tools.as_ref().map(ToolSet::shape);
+    let shape = shape.or(calls.map(|shape| ("tools", shape)));
     let constraint = structured::constraint(&server, shape).await?;
     let here = server.clone();
     // Making tokens of a long prompt takes a while: other clients are served meanwhile.
@@ -48,19 +48,17 @@ pub async fn chat(
         let _permit = permit;
         let (client, common) = (here.client(), &request.common);
         let model = client.model();
-        let callable = tools.as_ref().map(ToolSet::functions);
-        let once = callable.as_ref().map_or(&[][..], Functions::stops);
-        let stops = [model.template().stop_strings(), once].concat();
         let fields = EndpointFields {
             prompt: match message {
                 Some(_) => EncodedChat::default(),
                 None => encode(model, &request.messages, tools.as_ref())?,
             },
-            stops: &stops,
+            stops: model.template().stop_strings(),
             top,
             owner,
             constraint,
-            callable,
+            is_structured,
+            callable: tools.as_ref().map(ToolSet::functions),
         };
         match message {
             Some(message) => request::turn(client, message, fields, common),

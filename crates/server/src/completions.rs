@@ -41,6 +41,7 @@ pub async fn completions(
             },
             top: request.logprobs,
             owner,
+            is_structured: constraint.is_some(),
             constraint,
             ..EndpointFields::default()
         };

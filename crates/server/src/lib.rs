@@ -28,6 +28,7 @@ mod memory;
 mod metrics;
 mod page;
 mod request;
+mod response_items;
 mod responses;
 mod sessions;
 mod state;

@@ -2,13 +2,13 @@
 
 use super::fail::{Fail, refuse, require};
 use super::limits;
-use super::tool_calls::Functions;
 use super::types::{CommonFields, OneOrMany, WhenLonger};
 use haversack::engine::runtime::GenerateOptions;
 use haversack::engine::sample::{
     Constraint, DRY_LAST_N_MAX, DryValues, SampleOptions, SamplingValues, effective,
 };
 use haversack::engine::{Model, Policy};
+use haversack::grammar::Functions;
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use haversack::text::chat::EncodedChat;
@@ -48,8 +48,10 @@ pub struct EndpointFields<'a> {
     /// How many of the likeliest tokens are told; `None`: no log-probabilities.
     pub top: Option<u64>,
     pub owner: Owner,
-    /// For structured output.
+    /// For structured output, and for calls of functions.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// The answer as a whole has a form.
+    pub is_structured: bool,
     /// Functions that the answer may call.
     pub callable: Option<Functions>,
 }
@@ -78,7 +80,7 @@ fn check(
     let is_short = limit.is_none_or(|n| (1..=u64::from(max)).contains(&n));
     require(is_short, "max_tokens", format!("accepted: 1 to {max}"))?;
     // Structured output ends by itself, and a stop string in the middle would break it.
-    let is_structured = fields.constraint.is_some();
+    let is_structured = fields.is_structured;
     let stops = if is_structured { &[][..] } else { fields.stops };
     let accepted = "structured output ends by itself; accepted: none";
     require(!is_structured || common.stop.is_none(), "stop", accepted)?;

@@ -1,19 +1,22 @@
 //! `/v1/responses`: the newer API for text. Its request becomes the same one; its events have other names. Nothing is
 //! stored, so no response can be continued.
 
-use super::answer::EVENTS;
+use super::answer::{ChoiceText, EVENTS};
 use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, require};
 use super::limits;
 use super::request::EndpointFields;
+use super::response_items::{self, Output};
 use super::state::{Server, ServerState};
 use super::stream::{AnswerWriter, Outbox, stream_answer};
+use super::tools::ToolSet;
 use super::types::{ChatMessage, CommonFields, ContextLimit, SamplerFields};
 use super::{chat, request, structured};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use haversack::engine::runtime::Finish;
+use haversack::grammar::Functions;
 use haversack::memory::clock::since_1970;
 use haversack::{AnswerEvent, AnswerEvents, Error, ErrorKind, Owner};
 use serde::Deserialize;
@@ -30,6 +33,11 @@ pub struct ResponseRequest {
     pub top_p: Option<f32>,
     pub stream: Option<bool>,
     pub text: Option<Json>,
+    #[serde(default)]
+    pub tools: Vec<Json>,
+    pub tool_choice: Option<Json>,
+    /// `false`: at most one call.
+    pub parallel_tool_calls: Option<bool>,
     pub metadata: Option<Json>,
     pub user: Option<String>,
     pub context: Option<ContextLimit>,
@@ -46,15 +54,13 @@ impl ResponseRequest {
 }
 
 /// Fields that are not implemented, and the values that ask for nothing.
-const REFUSED: [(&str, &[&str]); 10] = [
+const REFUSED: [(&str, &[&str]); 8] = [
     ("previous_response_id", &[]),
     ("conversation", &[]),
     ("prompt", &[]),
     ("background", &["false"]),
     ("include", &["[]"]),
     ("reasoning", &["{}"]),
-    ("tools", &["[]"]),
-    ("tool_choice", &["\"none\"", "\"auto\""]),
     ("top_logprobs", &["0"]),
     ("truncation", &["\"disabled\""]),
 ];
@@ -66,10 +72,17 @@ pub async fn responses(
     JsonBody(request, permit): JsonBody<ResponseRequest>,
 ) -> Result<Response, Fail> {
     refuse(&request)?;
+    let given: Vec<Json> = request.tools.iter().map(response_items::tool).collect();
+    let once = request.parallel_tool_calls == Some(false);
+    let tools = ToolSet::read(&given, request.tool_choice.as_ref(), once)?;
     let format = request.format().filter(|format| !format.is_null());
     let shape = format.map(|format| structured::format("text", format, "/schema"));
     let shape = shape.transpose()?.flatten().map(|shape| ("text", shape));
-    let constraint = structured::constraint(&server, shape).await?;
+    let accepted = "accepted: tools or structured output, not both";
+    require(tools.is_none() || shape.is_none(), "text", accepted)?;
+    let is_structured = shape.is_some() || tools.as_ref().is_some_and(ToolSet::must);
+    let calls = tools.as_ref().map(|tools| ("tools", tools.shape()));
+    let constraint = structured::constraint(&server, shape.or(calls)).await?;
     let here = server.clone();
     let checked = server.admission.run(permit.bytes, move || {
         let _permit = permit;
@@ -85,10 +98,12 @@ pub async fn responses(
         let (mut head, client) = (Head::new(&here, &request), here.client());
         let model = client.model();
         let fields = EndpointFields {
-            prompt: chat::encode(model, &messages(&request)?, None)?,
+            prompt: chat::encode(model, &messages(&request)?, tools.as_ref())?,
             stops: model.template().stop_strings(),
             owner,
             constraint,
+            is_structured,
+            callable: tools.as_ref().map(ToolSet::functions),
             ..EndpointFields::default()
         };
         let common = CommonFields {
@@ -112,8 +127,8 @@ pub async fn responses(
     head.input_tokens = checked.prompt_tokens;
     let events = server.client().submit(checked.requests, EVENTS).await?;
     match checked.stream {
-        true => Ok(stream_events(head, events)),
-        false => whole(head, events).await,
+        true => Ok(stream_events(head, events, checked.callable)),
+        false => whole(head, events, checked.callable).await,
     }
 }
 
@@ -132,30 +147,16 @@ fn refuse(request: &ResponseRequest) -> Result<(), Fail> {
 }
 
 fn messages(request: &ResponseRequest) -> Result<Vec<ChatMessage>, Fail> {
-    let wrong = || Fail::param("input", "accepted: a text, or messages of text");
-    let instructions = request.instructions.iter();
-    let mut messages: Vec<ChatMessage> = instructions
-        .map(|text| ChatMessage::new("system", text))
-        .collect();
-    match &request.input {
-        Json::String(text) => messages.push(ChatMessage::new("user", text)),
-        Json::Array(items) => {
-            for item in items {
-                let kind = item.get("type").map(Json::as_str);
-                if kind.is_some_and(|kind| kind != Some("message")) {
-                    return Err(wrong());
-                }
-                messages.push(serde_json::from_value(item.clone()).map_err(|_| wrong())?);
-            }
-        }
-        _ => return Err(wrong()),
+    let mut messages = response_items::messages(&request.input)?;
+    if let Some(text) = &request.instructions {
+        messages.insert(0, ChatMessage::new("system", text));
     }
     Ok(messages)
 }
 
 /// The part of a response document that is known from its beginning.
 struct Head {
-    item: String,
+    stamp: u128,
     document: Json,
     input_tokens: usize,
 }
@@ -177,14 +178,14 @@ impl Head {
             "max_output_tokens": request.max_output_tokens,
             "model": request.model.as_ref().unwrap_or(&server.model_name),
             "output": [],
-            "parallel_tool_calls": true,
+            "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": null,
             "reasoning": { "effort": null, "summary": null },
             "store": false,
             "temperature": request.temperature,
             "text": { "format": format },
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": request.tool_choice.clone().unwrap_or_else(|| json!("auto")),
+            "tools": request.tools,
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": null,
@@ -192,13 +193,13 @@ impl Head {
             "metadata": request.metadata.clone().unwrap_or_else(|| json!({})),
         });
         Head {
-            item: format!("msg_{:x}", now.as_nanos()),
+            stamp: now.as_nanos(),
             document,
             input_tokens: 0,
         }
     }
 
-    fn ended(&self, text: &str, tokens: usize, finish: Finish) -> Json {
+    fn ended(&self, output: Output, tokens: usize, finish: Finish) -> Json {
         let (mut document, status) = (self.document.clone(), status(finish));
         document["status"] = json!(status);
         if status == "incomplete" {
@@ -207,7 +208,7 @@ impl Head {
         if let Some(by) = finish.stopped_by() {
             document["stopped_by"] = json!(by);
         }
-        document["output"] = json!([self.item(status, Some(text))]);
+        document["output"] = json!(output.into_items());
         document["usage"] = json!({
             "input_tokens": self.input_tokens,
             "input_tokens_details": { "cached_tokens": 0 },
@@ -228,17 +229,6 @@ impl Head {
         document["error"] = json!({ "code": code, "message": error.to_string() });
         document
     }
-
-    /// The response's one message, with its text where that is known.
-    fn item(&self, status: &str, text: Option<&str>) -> Json {
-        json!({
-            "id": self.item,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": text.map(part).into_iter().collect::<Vec<Json>>(),
-        })
-    }
 }
 
 fn status(finish: Finish) -> &'static str {
@@ -257,11 +247,11 @@ fn decimal(number: f32) -> Json {
         .map_or(Json::Null, Json::from)
 }
 
-fn part(text: &str) -> Json {
-    json!({ "type": "output_text", "text": text, "annotations": [] })
-}
-
-async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
+async fn whole(
+    head: Head,
+    mut events: AnswerEvents,
+    callable: Option<Functions>,
+) -> Result<Response, Fail> {
     loop {
         let (_, event) = events.next().await.ok_or(Error::CutOff)?;
         match event {
@@ -272,7 +262,13 @@ async fn whole(head: Head, mut events: AnswerEvents) -> Result<Response, Fail> {
                 text,
                 finish,
                 report,
-            } => return Ok(axum::Json(head.ended(&text, report.tokens, finish)).into_response()),
+            } => {
+                let mut output = Output::new(head.stamp, callable.is_none());
+                let parts = ChoiceText::new(callable.as_ref()).finish(&text);
+                parts.into_iter().for_each(|part| output.push(part));
+                output.end(status(finish));
+                return Ok(axum::Json(head.ended(output, report.tokens, finish)).into_response());
+            }
             AnswerEvent::Failed(error) => return Err(error.into()),
         }
     }
@@ -284,23 +280,22 @@ struct Events {
     outbox: Outbox,
     /// Of the next event.
     number: u64,
-    /// Bytes of the text that were sent.
-    sent: usize,
+    text: ChoiceText,
+    output: Output,
 }
 
-fn stream_events(head: Head, events: AnswerEvents) -> Response {
+fn stream_events(head: Head, events: AnswerEvents, callable: Option<Functions>) -> Response {
     let started = json!({ "response": head.document });
-    let item = head.item("in_progress", None);
     let mut events = Events {
+        output: Output::new(head.stamp, callable.is_none()),
         head,
         outbox: Outbox::new(events),
         number: 0,
-        sent: 0,
+        text: ChoiceText::new(callable.as_ref()),
     };
     events.push("response.created", started.clone());
     events.push("response.in_progress", started);
-    events.push_item("response.output_item.added", item);
-    events.push_part("response.content_part.added", json!({ "part": part("") }));
+    events.push_output();
     stream_answer(events)
 }
 
@@ -311,24 +306,27 @@ impl AnswerWriter for Events {
 
     fn receive(&mut self, _: usize, event: AnswerEvent) {
         match event {
-            AnswerEvent::Token { text, .. } => self.delta(&text),
+            AnswerEvent::Token { text, .. } => {
+                let parts = self.text.push(&text);
+                parts.into_iter().for_each(|part| self.output.push(part));
+                self.push_output();
+            }
             AnswerEvent::Finished {
                 text,
                 finish,
                 report,
             } => {
                 // Some text may have been held back until here.
-                self.delta(text.get(self.sent..).unwrap_or_default());
-                let done = json!({ "text": text, "logprobs": [] });
-                self.push_part("response.output_text.done", done);
-                self.push_part("response.content_part.done", json!({ "part": part(&text) }));
-                let item = self.head.item(status(finish), Some(&text));
-                self.push_item("response.output_item.done", item);
+                let parts = self.text.finish(&text);
+                parts.into_iter().for_each(|part| self.output.push(part));
+                self.output.end(status(finish));
+                self.push_output();
                 let name = match finish {
                     Finish::Stop | Finish::Repetition => "response.completed",
                     Finish::Length | Finish::Cancelled => "response.incomplete",
                 };
-                let document = self.head.ended(&text, report.tokens, finish);
+                let output = std::mem::take(&mut self.output);
+                let document = self.head.ended(output, report.tokens, finish);
                 self.push(name, json!({ "response": document }));
                 self.outbox.end();
             }
@@ -351,22 +349,9 @@ impl Events {
         self.outbox.push(bytes);
     }
 
-    fn push_item(&mut self, name: &str, item: Json) {
-        self.push(name, json!({ "output_index": 0, "item": item }));
-    }
-
-    fn push_part(&mut self, name: &str, mut event: Json) {
-        event["item_id"] = json!(self.head.item);
-        event["output_index"] = json!(0);
-        event["content_index"] = json!(0);
-        self.push(name, event);
-    }
-
-    fn delta(&mut self, text: &str) {
-        if !text.is_empty() {
-            self.sent += text.len();
-            let event = json!({ "delta": text, "logprobs": [] });
-            self.push_part("response.output_text.delta", event);
+    fn push_output(&mut self) {
+        for (name, event) in self.output.take_events() {
+            self.push(name, event);
         }
     }
 }
@@ -387,7 +372,7 @@ mod tests {
     fn fields_that_are_not_implemented_are_refused_by_name() {
         for nothing in [
             json!({}),
-            json!({ "tools": [], "tool_choice": "auto", "previous_response_id": null }),
+            json!({ "previous_response_id": null, "include": [] }),
             json!({ "store": true, "metadata": {}, "service_tier": "auto", "truncation": "disabled" }),
         ] {
             assert!(refuse(&request(nothing)).is_ok());

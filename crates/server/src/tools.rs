@@ -5,9 +5,8 @@
 
 use super::fail::{Fail, refuse, require};
 use super::limits;
-use super::tool_calls::Functions;
 use super::types::ChatMessage;
-use haversack::grammar::{Callable, Shape, calls};
+use haversack::grammar::{Calls, Function, Functions, Shape};
 use haversack::text::template::{Message, Variable};
 use serde_json::Value as Json;
 
@@ -54,7 +53,8 @@ impl ToolSet {
         let tools = tools?;
         let wrong = |what: &str| refuse("tool_choice", what);
         let named = |choice: &Json| {
-            let name = choice.pointer("/function/name").and_then(Json::as_str);
+            let name = choice.pointer("/function/name").or(choice.get("name"));
+            let name = name.and_then(Json::as_str);
             name.map(|name| tools.iter().position(|tool| tool.name == name))
         };
         let choice = match choice.unwrap_or(&Json::Null) {
@@ -89,21 +89,27 @@ impl ToolSet {
         }
     }
 
-    /// The shape of an answer that must be a call.
-    pub fn shape(&self) -> Option<Shape> {
-        let Choice::Must(only) = self.choice else {
-            return None;
+    /// The shape of an answer that may call them, or must.
+    pub fn shape(&self) -> Shape {
+        let (tools, must) = match self.choice {
+            Choice::Auto => (&self.tools[..], false),
+            Choice::Must(None) => (&self.tools[..], true),
+            Choice::Must(Some(at)) => (&self.tools[at..=at], true),
         };
-        let tools = match only {
-            Some(at) => &self.tools[at..=at],
-            None => &self.tools,
-        };
-        let callables = tools.iter().map(|tool| Callable {
-            name: &tool.name,
-            parameters: tool.parameters.as_ref(),
+        let functions = tools.iter().map(|tool| Function {
+            name: tool.name.clone(),
+            parameters: tool.parameters.clone(),
         });
-        let callables: Vec<Callable<'_>> = callables.collect();
-        Some(Shape::Schema(calls(&callables)))
+        Shape::Calls(Calls {
+            functions: functions.collect(),
+            must,
+            once: self.once,
+        })
+    }
+
+    /// The answer is nothing but a call.
+    pub fn must(&self) -> bool {
+        self.choice != Choice::Auto
     }
 
     /// For a template that knows tools.
@@ -282,10 +288,15 @@ mod tests {
     fn choices_are_read() {
         let of = |choice: Json| ToolSet::read(&[go()], Some(&choice), false);
         assert_eq!(of(json!("none")).unwrap(), None);
-        assert_eq!(of(json!("auto")).unwrap().unwrap().shape(), None);
-        assert!(of(json!("required")).unwrap().unwrap().shape().is_some());
-        let named = json!({ "type": "function", "function": { "name": "go" } });
-        assert!(of(named).unwrap().unwrap().shape().is_some());
+        let must = |choice: Json| of(choice).unwrap().unwrap().must();
+        assert!(!must(json!("auto")) && must(json!("required")));
+        // As the chat API names a function, and as responses do.
+        for named in [
+            json!({ "type": "function", "function": { "name": "go" } }),
+            json!({ "type": "function", "name": "go" }),
+        ] {
+            assert!(must(named));
+        }
         for bad in [
             json!("wat"),
             json!(5),

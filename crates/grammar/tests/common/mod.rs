@@ -115,7 +115,11 @@ fn parts_fit(schema: &Value, value: &Value, root: &Value) -> bool {
         Value::Object(map) => {
             let none = serde_json::Map::new();
             let known = schema["properties"].as_object().unwrap_or(&none);
-            let closed = schema["additionalProperties"] == json!(false);
+            let named = schema["properties"].is_object();
+            let closed = match &schema["additionalProperties"] {
+                Value::Null => named,
+                said => *said == json!(false),
+            };
             let required = schema["required"].as_array();
             let mut required = required.into_iter().flatten();
             required.all(|name| map.contains_key(name.as_str().unwrap()))
@@ -167,12 +171,16 @@ pub fn random_schema(dice: &mut Dice, depth: usize) -> Value {
                     required.push(*name);
                 }
             }
-            json!({
+            let mut object = json!({
                 "type": "object",
                 "properties": properties,
                 "required": required,
-                "additionalProperties": false,
-            })
+            });
+            // It is closed unless it says otherwise.
+            if dice.roll(2) == 0 {
+                object["additionalProperties"] = json!(false);
+            }
+            object
         }
     }
 }
