@@ -230,18 +230,21 @@ pub fn template(data: &[u8]) {
     }
 }
 
-/// A schema or an expression becomes a constraint or is refused; the constraint goes on until it ends.
+/// A schema, an expression or a grammar becomes a constraint or is refused; the constraint goes on until it ends.
 pub fn schema(data: &[u8]) {
     static VOCABULARY: OnceLock<Vocabulary> = OnceLock::new();
     let tokenizer = tokenizers()[0].tokenizer();
     let vocabulary = VOCABULARY.get_or_init(|| Vocabulary::new(tokenizer).expect("a vocabulary"));
     let [which, text @ ..] = data else { return };
-    let shape = match which & 1 {
-        0 => match serde_json::from_slice(text) {
+    let written = || String::from_utf8_lossy(text).into_owned();
+    let shape = match which {
+        b'g' => Shape::Gbnf(written()),
+        b'l' => Shape::Lark(written()),
+        _ if which & 1 == 0 => match serde_json::from_slice(text) {
             Ok(schema) => Shape::Schema(schema),
             Err(_) => return,
         },
-        _ => Shape::Regex(String::from_utf8_lossy(text).into_owned()),
+        _ => Shape::Regex(written()),
     };
     let mut constraint = match vocabulary.compile(&shape) {
         Ok(constraint) => constraint,

@@ -24,4 +24,5 @@ mod serve;
 mod serve_sessions;
 mod session_file;
 mod terminal;
+mod tools;
 mod watch;

@@ -174,11 +174,11 @@ fn forms_that_are_none_are_refused_by_name() {
         ),
         (
             "response_format",
-            schema(json!({ "type": "object", "description": "x".repeat(100_000) })),
+            schema(json!({ "type": "string", "const": "x".repeat(100_000) })),
         ),
         ("grammar", json!({ "regex": "(" })),
         ("grammar", json!({ "regex": "" })),
-        ("grammar", json!({ "lark": "start: \"a\"" })),
+        ("grammar", json!({ "ebnf": "start: \"a\"" })),
         ("guided_regex", json!("[")),
         ("guided_json", json!([1])),
     ] {
@@ -398,6 +398,74 @@ fn tools_that_are_none_are_refused_by_name() {
     assert_eq!(server.post("/v1/completions", &asked).0, 400);
 }
 
+/// An object has the properties that are named, and grammars of both kinds are obeyed; what is wrong in one has a place.
+#[test]
+fn answers_follow_closed_schemas_and_grammars() {
+    let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M"]) else {
+        return;
+    };
+    let mut asked = hello(120);
+    asked["messages"][0]["content"] = json!("Invent a person as JSON.");
+    let text = json!({ "type": "string", "maxLength": 12 });
+    asked["response_format"] = schema(json!({
+        "type": "object",
+        "properties": { "name": text, "age": { "type": "integer" }, "city": text },
+        "required": ["name", "age", "city"],
+    }));
+    let (_, person) = server.post(CHAT, &asked);
+    let person: Value = serde_json::from_str(&content(&person)).unwrap();
+    let keys: Vec<&String> = person.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["name", "age", "city"], "{person}");
+
+    let asked = |name: &str, grammar: Value| {
+        let mut body = json!({ "prompt": "My number is ", "max_tokens": 40, "temperature": 0 });
+        body[name] = grammar;
+        server.post("/v1/completions", &body)
+    };
+    let gbnf = "root ::= pair (\", \" pair)\npair ::= [0-9]{2} \"-\" (\"(\" pair \")\" | [0-9]{2})";
+    let lark = "start: pair \", \" pair\npair: NUMBER \"-\" (\"(\" pair \")\" | NUMBER)\nNUMBER: /[0-9]{2}/";
+    for (name, grammar) in [
+        ("grammar", json!(gbnf)),
+        ("grammar", json!({ "gbnf": gbnf })),
+        ("guided_grammar", json!(gbnf)),
+        ("grammar", json!({ "lark": lark })),
+        ("guided_grammar", json!(lark)),
+    ] {
+        let (status, answer) = asked(name, grammar);
+        assert_eq!(status, 200, "{answer}");
+        let text = answer["choices"][0]["text"].as_str().unwrap();
+        let is_number = |c: char| c.is_ascii_digit() || "-(), ".contains(c);
+        assert!(
+            text.chars().all(is_number) && text.as_bytes()[2] == b'-',
+            "{answer}"
+        );
+        if answer["choices"][0]["finish_reason"] == "stop" {
+            assert!(text.contains(", "), "{answer}");
+        }
+    }
+    let long = format!("root ::= \"{}\"", "a".repeat(1 << 20));
+    for (grammar, what) in [
+        (json!({ "gbnf": "root ::= a\n" }), "line 1, column 10"),
+        (json!({ "lark": "start: \"a\"\nb: )" }), "line 2"),
+        (json!({ "lark": "start: A & B" }), "line 1, column 10"),
+        (json!(long), "32768"),
+        (json!({ "gbnf": "(".repeat(1000) }), "line 1, column 1"),
+    ] {
+        let (status, answer) = asked("grammar", grammar);
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &json!("grammar")),
+            "{answer}"
+        );
+        assert!(
+            message.contains(what) && !message.contains('\n'),
+            "{answer}"
+        );
+    }
+    server.wait_until_empty();
+}
+
 #[test]
 fn responses_are_answers_by_another_name() {
     let Some(server) = Server::start(&["--reuse", "0", "--memory", "200M"]) else {
@@ -465,6 +533,51 @@ fn responses_are_answers_by_another_name() {
     let (_, formed) = server.post(path, &asked);
     assert_eq!(formed["status"], "completed", "{formed}");
     check_person(formed["output"][0]["content"][0]["text"].as_str().unwrap());
+    // A call is an item of the output, and it and its result are items of the next input.
+    let mut tool = weather()["function"].clone();
+    tool["type"] = json!("function");
+    let mut asked = json!({
+        "input": [{ "role": "user", "content": "What is the weather in Paris?" }],
+        "max_output_tokens": 150,
+        "temperature": 0,
+        "tools": [tool],
+        "tool_choice": { "type": "function", "name": "get_weather" },
+        "parallel_tool_calls": false,
+    });
+    let (status, called) = server.post(path, &asked);
+    assert_eq!(status, 200, "{called}");
+    let call = &called["output"][0];
+    let kind = (&call["type"], &call["name"]);
+    assert_eq!(
+        kind,
+        (&json!("function_call"), &json!("get_weather")),
+        "{called}"
+    );
+    let arguments = call["arguments"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(arguments).unwrap()["city"].is_string());
+    assert_eq!(called["output"].as_array().unwrap().len(), 1, "{called}");
+    asked["stream"] = json!(true);
+    let (_, _, body) = server.raw(&Server::request("POST", path, "", &asked.to_string()));
+    let told = |name: &str| {
+        let lines = body.lines().filter_map(|line| line.strip_prefix("data: "));
+        let mut events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        events.find(|event| event["type"] == name)
+    };
+    let done = told("response.function_call_arguments.done").unwrap();
+    assert_eq!(done["arguments"], arguments);
+    assert!(told("response.output_text.delta").is_none(), "{body}");
+    let input = asked["input"].as_array_mut().unwrap();
+    input.push(call.clone());
+    input.push(json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "18 degrees" }));
+    asked["stream"] = json!(false);
+    asked["tool_choice"] = json!("none");
+    asked["max_output_tokens"] = json!(8);
+    let (status, answer) = server.post(path, &asked);
+    assert_eq!(
+        (status, &answer["output"][0]["type"]),
+        (200, &json!("message")),
+        "{answer}"
+    );
     for (name, value) in [
         ("previous_response_id", json!("resp_1")),
         ("tools", json!([{ "type": "web_search" }])),

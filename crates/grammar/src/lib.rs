@@ -26,7 +26,9 @@
 
 mod calls;
 mod closed;
+mod gbnf;
 mod intersection;
+mod lark;
 pub mod limits;
 mod references;
 mod schema;
@@ -49,6 +51,10 @@ pub enum Shape {
     Schema(Json),
     /// Text that this regular expression matches as a whole, in the syntax of the `regex` crate.
     Regex(String),
+    /// Text of this GBNF grammar, as llama.cpp has them; its first rule is `root`.
+    Gbnf(String),
+    /// Text of this Lark grammar, as `llguidance` has them; its first rule is `start`.
+    Lark(String),
     /// Text, and calls of these functions with arguments that fit their schemas.
     Calls(Calls),
 }
@@ -56,7 +62,7 @@ pub enum Shape {
 impl Shape {
     /// The shape as it is compiled, if it is within the limits.
     pub fn check(&self) -> Result<CheckedShape, GrammarError> {
-        let mut reader = None;
+        let (mut reader, mut is_lark) = (None, false);
         let (grammar, bytes, alternative_bytes) = match self {
             Shape::Object => (
                 TopLevelGrammar::from_json_schema(schema::any_object()),
@@ -65,19 +71,29 @@ impl Shape {
             ),
             Shape::Regex(regex) => {
                 let bytes = regex.len();
-                if !(1..=limits::REGEX_BYTES).contains(&bytes) {
-                    return Err(GrammarError::Bytes {
-                        what: "regular expression",
-                        bytes,
-                        most: limits::REGEX_BYTES,
-                    });
-                }
+                check_bytes("regular expression", bytes, limits::REGEX_BYTES)?;
                 (TopLevelGrammar::from_regex(regex), bytes, 0)
             }
             Shape::Schema(schema) => {
                 let checked = schema::check(schema)?;
                 let grammar = TopLevelGrammar::from_json_schema(checked.schema);
                 (grammar, checked.bytes, checked.alternative_bytes)
+            }
+            Shape::Gbnf(grammar) => {
+                check_bytes("grammar", grammar.len(), limits::GRAMMAR_TEXT_BYTES)?;
+                let lark = gbnf::to_lark(grammar)?;
+                (TopLevelGrammar::from_lark(lark), grammar.len(), 0)
+            }
+            Shape::Lark(grammar) => {
+                check_bytes("grammar", grammar.len(), limits::GRAMMAR_TEXT_BYTES)?;
+                let checked = lark::check(grammar)?;
+                let bytes = grammar.len() + checked.bytes;
+                is_lark = true;
+                (
+                    TopLevelGrammar::from_lark(checked.lark),
+                    bytes,
+                    checked.alternative_bytes,
+                )
             }
             Shape::Calls(calls) => {
                 let checked = calls.check()?;
@@ -90,6 +106,7 @@ impl Shape {
         let largest = bytes * by_shape + alternative_bytes * by_alternatives;
         Ok(CheckedShape {
             grammar,
+            is_lark,
             reader,
             compiling_bytes: limits::COMPILING_BYTES
                 + largest.min(limits::GRAMMAR_BYTES)
@@ -98,10 +115,19 @@ impl Shape {
     }
 }
 
+fn check_bytes(what: &'static str, bytes: usize, most: usize) -> Result<(), GrammarError> {
+    match (1..=most).contains(&bytes) {
+        true => Ok(()),
+        false => Err(GrammarError::Bytes { what, bytes, most }),
+    }
+}
+
 /// A shape within the limits ([`Shape::check`]).
 #[derive(Clone)]
 pub struct CheckedShape {
     grammar: TopLevelGrammar,
+    /// A client wrote it: places in errors are places in its text.
+    is_lark: bool,
     /// Of calls beside text.
     reader: Option<CallReader>,
     compiling_bytes: usize,
@@ -135,6 +161,12 @@ pub enum GrammarError {
         "regular expressions that must hold together can go on in {found} ways; accepted: at most {most}"
     )]
     Ways { found: usize, most: usize },
+    #[error("line {line}, column {column}: {what}")]
+    Syntax {
+        line: usize,
+        column: usize,
+        what: String,
+    },
     /// In the words of the compiler.
     #[error("{0}")]
     Refused(String),

@@ -2,7 +2,7 @@
 
 use crate::calls::constraint::CallConstraint;
 use crate::state::GrammarState;
-use crate::{CheckedShape, GrammarError, Shape, limits};
+use crate::{CheckedShape, GrammarError, Shape, lark, limits};
 use haversack_engine::sample::Constraint;
 use haversack_text::tokenizer::Tokenizer;
 use haversack_text::tokenizer::pieces::TokenKind;
@@ -86,7 +86,13 @@ impl Vocabulary {
         shape: CheckedShape,
     ) -> Result<Box<dyn Constraint>, GrammarError> {
         let parser = on_a_stack(|| self.factory.create_parser(shape.grammar));
-        let parser = parser.map_err(|error| GrammarError::refused(&error))?;
+        let refused = |text: String| match lark::refused(&text) {
+            Some(error) if shape.is_lark => error,
+            // The compiler saw what was made of the shape: places in that mean nothing.
+            Some(GrammarError::Syntax { what, .. }) => GrammarError::Refused(what),
+            _ => GrammarError::refused(&text),
+        };
+        let parser = parser.map_err(|error| refused(error.to_string()))?;
         let state = GrammarState::new(Matcher::new(Ok(parser)));
         Ok(match shape.reader {
             Some(reader) => {

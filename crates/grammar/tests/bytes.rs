@@ -4,7 +4,7 @@
 mod common;
 
 use common::{real, tiny};
-use haversack_grammar::{Shape, Vocabulary};
+use haversack_grammar::{Calls, Function, Shape, Vocabulary};
 use haversack_testing::heap::{self, CountingAllocator};
 use haversack_text::tokenizer::Tokenizer;
 use serde_json::{Value as Json, json};
@@ -42,8 +42,7 @@ const CHECKING: usize = 1 << 20;
 /// more than is reserved for it, and a few patterns compile.
 fn compiling_holds(tokenizer: &Tokenizer) {
     let vocabulary = Vocabulary::new(tokenizer).unwrap();
-    let compile = |name: &str, schema: Json| {
-        let shape = Shape::Schema(schema);
+    let compile_shape = |name: &str, shape: Shape| {
         let before = heap::held_bytes();
         heap::take_peak_bytes();
         let checked = shape.check();
@@ -55,6 +54,7 @@ fn compiling_holds(tokenizer: &Tokenizer) {
         assert!(takes < said, "{name}: {takes} of {said} bytes");
         error
     };
+    let compile = |name: &str, schema: Json| compile_shape(name, Shape::Schema(schema));
     let text = |pattern: String| json!({ "type": "string", "pattern": pattern });
     let patterns: [&dyn Fn(usize) -> Json; 6] = [
         &|i| text(format!("^.*x.{{{i}}}$")),
@@ -86,6 +86,42 @@ fn compiling_holds(tokenizer: &Tokenizer) {
             let both = [list(n), list(n)];
             let schema = json!({ "allOf": both, "type": "object", "required": names(required) });
             compile(&format!("lists of {n} beside {required} names"), schema);
+        }
+    }
+    let functions = |count: usize, fields: usize| {
+        let field = |i: usize| (format!("field{i}"), json!({ "enum": ["a", "b", i] }));
+        let properties: serde_json::Map<String, Json> = (0..fields).map(field).collect();
+        let function = |i: usize| Function {
+            name: format!("function{i}"),
+            parameters: Some(json!({ "type": "object", "properties": properties })),
+        };
+        Shape::Calls(Calls {
+            functions: (0..count).map(function).collect(),
+            must: false,
+            once: false,
+        })
+    };
+    for (count, fields) in [(1, 1), (8, 4), (128, 1), (128, 5), (20, 40), (1, 700)] {
+        let name = format!("{count} functions of {fields} fields");
+        let error = compile_shape(&name, functions(count, fields));
+        assert!(error.is_none() || count * fields > 700, "{name}: {error:?}");
+    }
+    let rules =
+        |n: usize| (0..n).map(move |i| format!("r{i} ::= [a-z]+ r{} | \"b{i}\"\n", (i + 7) % n));
+    for n in [1, 10, 100, 400] {
+        let grammar = format!("root ::= r0\n{}", rules(n).collect::<String>());
+        let error = compile_shape(&format!("{n} rules"), Shape::Gbnf(grammar));
+        assert_eq!(error, None);
+    }
+    for unit in [
+        "\"a\"{0,2000} ",
+        "[a-f]{3,2000} ",
+        "(x | \"b\"){0,2000} ",
+        "(x \"b\"{7,2000})* ",
+    ] {
+        for n in [1, 30, 900] {
+            let grammar = format!("root ::= {}\nx ::= \"x\" root?\n", unit.repeat(n));
+            compile_shape(&format!("{n} of {unit}"), Shape::Gbnf(grammar));
         }
     }
 }

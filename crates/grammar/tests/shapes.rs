@@ -372,6 +372,129 @@ fn text_is_free() {
     assert!(may(id(",")) && !may(id("}")) && !may(id("o")) && !may(tokenizer.ends()[0]));
 }
 
+/// JSON as llama.cpp's own example writes it, but for the depth of what a babbler says.
+const JSON_GBNF: &str = r##"
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,1})? ws
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"##;
+
+const SUM_LARK: &str = r#"
+start: sum "="
+sum: product (("+" | "-") product)*
+product: atom | product "*" atom   // refers to itself on the left
+atom: NUMBER | "(" sum ")"
+NUMBER: /[0-9]{1,3}/
+%ignore / {1,2}/
+"#;
+
+#[test]
+fn grammars_hold() {
+    let model = tiny("llama");
+    let mut babbler = Babbler::new(model.tokenizer());
+    let mut dice = Dice(13);
+    let mut ended = [0; 4];
+    for _ in 0..20 {
+        if let Some(text) = babbler.says(&Shape::Gbnf(JSON_GBNF.to_owned()), &mut dice, 1.0) {
+            let value: Result<Value, _> = serde_json::from_str(&text);
+            if let Err(error) = value {
+                assert!(
+                    error.to_string().contains("surrogate") || error.to_string().contains("escape"),
+                    "{error}: {text}"
+                );
+            }
+            ended[0] += 1;
+        }
+        let words = r##"root ::= "yes" | "no" (" " [a-c]+){1,3} ".""##;
+        if let Some(text) = babbler.says(&Shape::Gbnf(words.to_owned()), &mut dice, 1.0) {
+            let rest = text
+                .strip_prefix("no ")
+                .map(|rest| rest.strip_suffix('.').unwrap());
+            let is_word = |word: &str| word.bytes().all(|b| (b'a'..=b'c').contains(&b));
+            match rest {
+                None => assert_eq!(text, "yes"),
+                Some(rest) => assert!(
+                    rest.split(' ').count() <= 3 && rest.split(' ').all(is_word),
+                    "{text}"
+                ),
+            }
+            ended[1] += 1;
+        }
+        if let Some(text) = babbler.says(&Shape::Lark(SUM_LARK.to_owned()), &mut dice, 1.0) {
+            let open = text.matches('(').count();
+            assert!(
+                text.ends_with('=') && text.matches(')').count() == open,
+                "{text}"
+            );
+            ended[2] += 1;
+        }
+        let typed = "start: \"<\" %json { \"type\": \"object\", \"properties\": { \"a\": { \"type\": \"boolean\" } }, \"required\": [\"a\"] } \">\"";
+        if let Some(text) = babbler.says(&Shape::Lark(typed.to_owned()), &mut dice, 1.0) {
+            let inner = text
+                .strip_prefix('<')
+                .and_then(|text| text.strip_suffix('>'))
+                .unwrap();
+            let value: Value = serde_json::from_str(inner).unwrap();
+            assert!(
+                value["a"].is_boolean() && value.as_object().unwrap().len() == 1,
+                "{text}"
+            );
+            ended[3] += 1;
+        }
+    }
+    assert!(ended.iter().all(|&ended| ended > 10), "{ended:?}");
+}
+
+/// Where a fault of a grammar is.
+#[test]
+fn faults_of_grammars_have_a_place() {
+    let model = tiny("llama");
+    let vocabulary = Vocabulary::new(model.tokenizer()).unwrap();
+    for (shape, place) in [
+        (
+            Shape::Lark("start: \"a\"\n  | b\n".into()),
+            "line 1, column 8",
+        ),
+        (Shape::Lark("start: \"a\n".into()), "line 1, column 10"),
+        (Shape::Lark("start: \"a\"\nA: /[/".into()), ""),
+        (Shape::Lark("start: \"a\"\n)".into()), "line 2, column 1"),
+        (Shape::Lark("start: A\nA: /[/".into()), "line 2, column 4"),
+        (Shape::Lark("begin: \"a\"".into()), "no start"),
+        (
+            Shape::Gbnf("root ::= \"a\" |\n  b".into()),
+            "line 2, column 3",
+        ),
+    ] {
+        match vocabulary.compile(&shape) {
+            Ok(_) => assert_eq!(place, "", "{shape:?}"),
+            Err(error) => {
+                let line = error.to_string();
+                assert!(
+                    !place.is_empty() && line.starts_with(place) && !line.contains('\n'),
+                    "{shape:?}: {line}"
+                );
+            }
+        }
+    }
+}
+
 /// What strangers send: each ends in a constraint or in one line, soon.
 #[test]
 fn hostile_shapes_cost_little() {
@@ -447,6 +570,60 @@ fn hostile_shapes_cost_little() {
     ];
     let shapes = schemas.into_iter().map(Shape::Schema);
     let shapes = shapes.chain(regexes.into_iter().map(Shape::Regex));
+    let chain = |end: &str| {
+        let rules = (0..400).map(|i| format!("r{i} ::= \"a\" r{} | \"b\"\n", i + 1));
+        format!("root ::= r0\n{}r400 ::= {end}\n", rules.collect::<String>())
+    };
+    let doubling = |end: &str| {
+        let rules = (0..60).map(|i| format!("r{i} ::= r{0} r{0}\n", i + 1));
+        format!("root ::= r0\n{}r60 ::= {end}\n", rules.collect::<String>())
+    };
+    let gbnf = [
+        "root ::= \"a\"\n".repeat(100_000),
+        "(".repeat(1 << 20),
+        "root ::= root".to_owned(),
+        "root ::= root \"a\" | \"b\"".to_owned(),
+        "root ::= root root | \"a\"".to_owned(),
+        "root ::= a\na ::= b\nb ::= a | \"x\" root".to_owned(),
+        "root ::= (root? root? root?)* \"a\"".to_owned(),
+        "root ::= ((((\"a\"{0,2000}){0,2000}){0,2000}){0,2000}){0,2000}".to_owned(),
+        "root ::= ((((\"a\" root \"b\"){0,2000}){0,2000}){0,2000} | \"x\"){0,2000}".to_owned(),
+        "root ::= ([^a]* [^b]* [^c]* [^d]*)*".to_owned(),
+        "root ::= \"\"".to_owned(),
+        "root ::= (\"\")*".to_owned(),
+        format!("root ::= {}", "[a-z]* ".repeat(4000)),
+        format!("root ::= {}\"a\"", "\"a\" | ".repeat(4000)),
+        format!("root ::= {}\"x\"", "\"x\" root? ".repeat(900)),
+        chain("\"x\""),
+        chain("root"),
+        doubling("\"x\""),
+        doubling("root | \"x\""),
+    ];
+    let deep = format!("start: {}\"a\"{}", "(".repeat(500), ")".repeat(500));
+    let tokens = (0..400).map(|i| format!("T{i}: (\"a\" T{})? \"b\"\n", i + 1));
+    let lark = [
+        "start: \"a\"\n".repeat(100_000),
+        "start: start".to_owned(),
+        "start: start start | \"a\"".to_owned(),
+        "start: a\na: b\nb: a".to_owned(),
+        "start: A\nA: B\nB: A".to_owned(),
+        "start: \"a\"{2000}{2000}".to_owned(),
+        "start: (((x{2000}){2000}){2000}){2000}\nx: \"a\" x?".to_owned(),
+        "start: /((((((a{1000}){1000}){1000}){1000}){1000}){1000})/".to_owned(),
+        "start: /a/ ~ 1..2000 start?".to_owned(),
+        format!("start: T0\n{}T400: \"x\"\n", tokens.collect::<String>()),
+        format!("start: {}", "%json {\"type\":\"object\"} ".repeat(1000)),
+        "start: %json {\"$ref\": \"#\"}".to_owned(),
+        "%ignore /x*/\nstart: \"a\"".to_owned(),
+        "%ignore A\nA: /[ab]*a[ab]{200}/\nstart: \"a\" start".to_owned(),
+        deep,
+        "\"".to_owned(),
+        "/".to_owned(),
+        "%".to_owned(),
+        "\u{0}".to_owned(),
+    ];
+    let shapes = shapes.chain(gbnf.into_iter().map(Shape::Gbnf));
+    let shapes = shapes.chain(lark.into_iter().map(Shape::Lark));
     let mut slowest = Duration::ZERO;
     for shape in shapes {
         let started = Instant::now();

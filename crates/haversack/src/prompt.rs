@@ -216,6 +216,20 @@ impl Prompt {
         self
     }
 
+    /// The answer is text of this GBNF grammar, as llama.cpp has them.
+    #[cfg(feature = "grammar")]
+    pub fn gbnf(mut self, grammar: impl Into<String>) -> Prompt {
+        self.shape = Some(Ok(haversack_grammar::Shape::Gbnf(grammar.into())));
+        self
+    }
+
+    /// The answer is text of this Lark grammar, as `llguidance` has them.
+    #[cfg(feature = "grammar")]
+    pub fn lark(mut self, grammar: impl Into<String>) -> Prompt {
+        self.shape = Some(Ok(haversack_grammar::Shape::Lark(grammar.into())));
+        self
+    }
+
     /// Blocks until the scheduler has accepted the request.
     pub fn send(self) -> Result<Answer, Error> {
         let (client, options) = (self.client.clone(), self.event_options());

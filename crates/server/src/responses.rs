@@ -10,7 +10,7 @@ use super::response_items::{self, Output};
 use super::state::{Server, ServerState};
 use super::stream::{AnswerWriter, Outbox, stream_answer};
 use super::tools::ToolSet;
-use super::types::{ChatMessage, CommonFields, ContextLimit, SamplerFields};
+use super::types::{ChatMessage, CommonFields, ContextLimit, SamplerFields, ToolFields};
 use super::{chat, request, structured};
 use axum::Extension;
 use axum::extract::State;
@@ -33,11 +33,8 @@ pub struct ResponseRequest {
     pub top_p: Option<f32>,
     pub stream: Option<bool>,
     pub text: Option<Json>,
-    #[serde(default)]
-    pub tools: Vec<Json>,
-    pub tool_choice: Option<Json>,
-    /// `false`: at most one call.
-    pub parallel_tool_calls: Option<bool>,
+    #[serde(flatten)]
+    pub calling: ToolFields,
     pub metadata: Option<Json>,
     pub user: Option<String>,
     pub context: Option<ContextLimit>,
@@ -72,9 +69,11 @@ pub async fn responses(
     JsonBody(request, permit): JsonBody<ResponseRequest>,
 ) -> Result<Response, Fail> {
     refuse(&request)?;
-    let given: Vec<Json> = request.tools.iter().map(response_items::tool).collect();
-    let once = request.parallel_tool_calls == Some(false);
-    let tools = ToolSet::read(&given, request.tool_choice.as_ref(), once)?;
+    let calling = &request.calling;
+    let given = calling.tools.iter().flatten().map(response_items::tool);
+    let once = calling.parallel_tool_calls == Some(false);
+    let choice = calling.tool_choice.as_ref();
+    let tools = ToolSet::read(&given.collect::<Vec<Json>>(), choice, once)?;
     let format = request.format().filter(|format| !format.is_null());
     let shape = format.map(|format| structured::format("text", format, "/schema"));
     let shape = shape.transpose()?.flatten().map(|shape| ("text", shape));
@@ -167,6 +166,7 @@ impl Head {
         let id = format!("resp_{:x}", now.as_nanos());
         let format = request.format().cloned();
         let format = format.unwrap_or_else(|| json!({ "type": "text" }));
+        let calling = &request.calling;
         let document = json!({
             "id": id,
             "object": "response",
@@ -178,14 +178,14 @@ impl Head {
             "max_output_tokens": request.max_output_tokens,
             "model": request.model.as_ref().unwrap_or(&server.model_name),
             "output": [],
-            "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
+            "parallel_tool_calls": calling.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": null,
             "reasoning": { "effort": null, "summary": null },
             "store": false,
             "temperature": request.temperature,
             "text": { "format": format },
-            "tool_choice": request.tool_choice.clone().unwrap_or_else(|| json!("auto")),
-            "tools": request.tools,
+            "tool_choice": calling.tool_choice.clone().unwrap_or_else(|| json!("auto")),
+            "tools": calling.tools.as_deref().unwrap_or_default(),
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": null,

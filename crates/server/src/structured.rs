@@ -20,12 +20,18 @@ pub fn requested(common: &CommonFields) -> Result<Option<NamedShape>, Fail> {
         let shape = self::format(name, format, "/json_schema/schema")?;
         found.extend(shape.map(|shape| (name, shape)));
     }
-    if let Some(grammar) = &common.grammar {
-        let regex = grammar.get("regex").and_then(Json::as_str);
-        let accepted = || Fail::param("grammar", "accepted: { \"regex\": \"…\" }");
-        let shape = Shape::Regex(regex.ok_or_else(accepted)?.to_owned());
-        found.push(("grammar", shape));
+    if let Some(given) = &common.grammar {
+        found.push(("grammar", grammar(given)?));
     }
+    // What a grammar is written in shows in how it defines a rule.
+    let grammar = common
+        .guided_grammar
+        .clone()
+        .map(|text| match text.contains("::=") {
+            true => Shape::Gbnf(text),
+            false => Shape::Lark(text),
+        });
+    found.extend(grammar.map(|shape| ("guided_grammar", shape)));
     let regex = common.guided_regex.clone().map(Shape::Regex);
     found.extend(regex.map(|shape| ("guided_regex", shape)));
     let schema = common.guided_json.clone().map(Shape::Schema);
@@ -35,6 +41,21 @@ pub fn requested(common: &CommonFields) -> Result<Option<NamedShape>, Fail> {
         return refuse(second, message);
     }
     Ok(found.pop())
+}
+
+/// A regular expression or a grammar by its kind; a text alone is GBNF, as in llama-server.
+fn grammar(given: &Json) -> Result<Shape, Fail> {
+    if let Json::String(text) = given {
+        return Ok(Shape::Gbnf(text.clone()));
+    }
+    let one = given.as_object().filter(|map| map.len() == 1);
+    let text = |name: &str| one?.get(name)?.as_str().map(str::to_owned);
+    let shape = text("regex").map(Shape::Regex);
+    let shape = shape.or_else(|| text("gbnf").map(Shape::Gbnf));
+    let shape = shape.or_else(|| text("lark").map(Shape::Lark));
+    let accepted =
+        r#"accepted: { "regex": "…" }, { "gbnf": "…" }, { "lark": "…" }, or a text of GBNF"#;
+    shape.ok_or_else(|| Fail::param("grammar", accepted))
 }
 
 /// A format object; `schema` points to its schema. `None`: the answer is free text.
@@ -92,6 +113,30 @@ mod tests {
         let found =
             of(json!({ "response_format": { "type": "text" }, "grammar": { "regex": "a" } }));
         assert_eq!(found.unwrap(), Some(("grammar", Shape::Regex("a".into()))));
+        for (fields, shape) in [
+            (
+                json!({ "grammar": "root ::= \"a\"" }),
+                Shape::Gbnf("root ::= \"a\"".into()),
+            ),
+            (
+                json!({ "grammar": { "gbnf": "x" } }),
+                Shape::Gbnf("x".into()),
+            ),
+            (
+                json!({ "grammar": { "lark": "x" } }),
+                Shape::Lark("x".into()),
+            ),
+            (
+                json!({ "guided_grammar": "root ::= \"a\"" }),
+                Shape::Gbnf("root ::= \"a\"".into()),
+            ),
+            (
+                json!({ "guided_grammar": "start: \"a\"" }),
+                Shape::Lark("start: \"a\"".into()),
+            ),
+        ] {
+            assert_eq!(of(fields).unwrap().unwrap().1, shape);
+        }
         let two = of(json!({ "response_format": object, "guided_regex": "a" })).unwrap_err();
         assert_eq!(two.json()["error"]["param"], "guided_regex");
     }
@@ -107,8 +152,9 @@ mod tests {
                 "response_format",
                 json!({ "type": "json_schema", "json_schema": [] }),
             ),
-            ("grammar", json!({ "lark": "start: 1" })),
-            ("grammar", json!("a*")),
+            ("grammar", json!({ "ebnf": "start: 1" })),
+            ("grammar", json!({ "lark": "start: 1", "regex": "a" })),
+            ("grammar", json!(["a*"])),
         ] {
             let error = of(json!({ name: value })).unwrap_err();
             assert_eq!(error.json()["error"]["param"], name);

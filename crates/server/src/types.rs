@@ -29,6 +29,7 @@ pub struct CommonFields {
     pub response_format: Option<Json>,
     pub grammar: Option<Json>,
     pub guided_regex: Option<String>,
+    pub guided_grammar: Option<String>,
     pub guided_json: Option<Json>,
     pub tools: Option<Vec<Json>>,
     #[serde(flatten)]
@@ -70,6 +71,15 @@ pub struct ChatRequest {
     pub session_id: Option<String>,
     #[serde(flatten)]
     pub common: CommonFields,
+}
+
+/// Which functions an answer may call, in responses.
+#[derive(Debug, Deserialize)]
+pub struct ToolFields {
+    pub tools: Option<Vec<Json>>,
+    pub tool_choice: Option<Json>,
+    /// `false`: at most one call.
+    pub parallel_tool_calls: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

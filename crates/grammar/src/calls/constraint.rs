@@ -3,7 +3,7 @@
 //! Text is free. While a name is written that may become a function's, a token that would complete it is allowed only where the
 //! grammar can go on behind it; from there to the end of the call every token is the grammar's to allow.
 
-use super::opening::Form;
+use super::opening::CallForm;
 use super::reader::{ARGUMENTS, CallReader, Functions, Stage};
 use crate::state::GrammarState;
 use crate::{GrammarError, limits, schema};
@@ -53,6 +53,8 @@ impl Calls {
             bytes: 0,
             alternative_bytes: 0,
         };
+        // The token that ends a call may hold the beginning of what follows.
+        let after = if self.must { "" } else { "(?s:.*)" };
         let mut starts = Vec::new();
         for (i, function) in self.functions.iter().enumerate() {
             let parameters = schema::check_parameters(function.parameters.as_ref());
@@ -62,15 +64,25 @@ impl Calls {
             let (name, schema) = (literal(&function.name), parameters.schema);
             let lark = &mut checked.lark;
             starts.push(format!("json{i}"));
-            let keys = ARGUMENTS.join("|");
+            let keys = if self.must {
+                ARGUMENTS[0].to_owned()
+            } else {
+                ARGUMENTS.join("|")
+            };
             let _ = write!(
                 lark,
-                r#"json{i}: /\{{{BLANK}"name":{BLANK}"{name}"{BLANK},{BLANK}"({keys})":{BLANK}/ object{i} /{BLANK}\}}/"#
+                r#"json{i}: /\{{{BLANK}"name":{BLANK}"{name}"{BLANK},{BLANK}"({keys})":{BLANK}/ object{i} /{BLANK}\}}{after}/"#
             );
             if !self.must {
                 starts.push(format!("tag{i}"));
-                let _ = write!(lark, "\ntag{i}: /<function={name}>{BLANK}/ object{i}");
-                let _ = write!(lark, " | /\\[TOOL_CALLS\\]{name}(\\[ARGS\\])?/ object{i}");
+                let _ = write!(
+                    lark,
+                    "\ntag{i}: /<function={name}>{BLANK}/ object{i} /{after}/"
+                );
+                let _ = write!(
+                    lark,
+                    " | /\\[TOOL_CALLS\\]{name}(\\[ARGS\\])?/ object{i} /{after}/"
+                );
             }
             let _ = writeln!(lark, "\nobject{i}: %json {schema}");
         }
@@ -102,20 +114,20 @@ fn literal(name: &str) -> String {
 }
 
 /// What the grammar expects before a name.
-fn before_name(form: Form) -> &'static [u8] {
+fn before_name(form: CallForm) -> &'static [u8] {
     match form {
-        Form::Json => b"{\"name\":\"",
-        Form::Tag => b"<function=",
-        Form::List => b"[TOOL_CALLS]",
+        CallForm::Json => b"{\"name\":\"",
+        CallForm::Tag => b"<function=",
+        CallForm::List => b"[TOOL_CALLS]",
     }
 }
 
 /// What may come behind a name, at its beginning.
-fn after_name(form: Form) -> &'static [&'static [u8]] {
+fn after_name(form: CallForm) -> &'static [&'static [u8]] {
     match form {
-        Form::Json => &[b"\""],
-        Form::Tag => &[b">"],
-        Form::List => &[b"[", b"{"],
+        CallForm::Json => &[b"\""],
+        CallForm::Tag => &[b">"],
+        CallForm::List => &[b"[", b"{"],
     }
 }
 
@@ -233,7 +245,7 @@ impl Constraint for CallConstraint {
 }
 
 /// Tokens that would complete the name of a function that has begun like this.
-fn completing(trie: &TokTrie, functions: &[String], form: Form, begun: &[u8]) -> SimpleVob {
+fn completing(trie: &TokTrie, functions: &[String], form: CallForm, begun: &[u8]) -> SimpleVob {
     let mut set = trie.alloc_token_set();
     let rests = functions
         .iter()

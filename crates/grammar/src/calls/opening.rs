@@ -60,7 +60,7 @@ pub fn may_hold_calls(language: &str) -> bool {
 
 /// How a call is written from its name on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum CallForm {
     /// `{"name": "…", "arguments": {…}}`
     Json,
     /// `<function=…>{…}`
@@ -70,13 +70,13 @@ pub enum Form {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
+pub enum CallOpening {
     NoCall,
     /// It may become one.
     Undecided,
     /// A name has begun that may become that of a function.
     Naming {
-        form: Form,
+        form: CallForm,
         /// Where the name begins.
         name: usize,
     },
@@ -86,7 +86,7 @@ pub enum Opening {
 /// A call whose name is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallStart {
-    pub form: Form,
+    pub form: CallForm,
     /// Where the name begins.
     pub name: usize,
     /// The place of the function.
@@ -112,7 +112,7 @@ struct Cursor<'a> {
 }
 
 /// The bytes end before it is decided, or it is no call.
-type Read<T> = Result<T, Opening>;
+type Read<T> = Result<T, CallOpening>;
 
 impl<'a> Cursor<'a> {
     fn rest(&self) -> &'a [u8] {
@@ -125,7 +125,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn peek(&self) -> Read<u8> {
-        self.rest().first().copied().ok_or(Opening::Undecided)
+        self.rest().first().copied().ok_or(CallOpening::Undecided)
     }
 
     /// Whether these bytes come next, and then past them.
@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
             return Ok(true);
         }
         match expected.starts_with(rest) {
-            true => Err(Opening::Undecided),
+            true => Err(CallOpening::Undecided),
             false => Ok(false),
         }
     }
@@ -145,7 +145,7 @@ impl<'a> Cursor<'a> {
     fn expect(&mut self, byte: u8) -> Read<()> {
         self.skip_blanks();
         if self.peek()? != byte {
-            return Err(Opening::NoCall);
+            return Err(CallOpening::NoCall);
         }
         self.at += 1;
         Ok(())
@@ -155,7 +155,7 @@ impl<'a> Cursor<'a> {
     fn word(&mut self, is_part: impl Fn(u8) -> bool) -> Read<&'a [u8]> {
         let rest = self.rest();
         let end = rest.iter().position(|&b| !is_part(b));
-        let end = end.ok_or(Opening::Undecided)?;
+        let end = end.ok_or(CallOpening::Undecided)?;
         self.at += end;
         Ok(&rest[..end])
     }
@@ -165,7 +165,7 @@ impl<'a> Cursor<'a> {
         let text = self.word(|b| b != b'"' && b != b'\\' && b != b'\n')?;
         match self.peek()? {
             b'"' => self.at += 1,
-            _ => return Err(Opening::NoCall),
+            _ => return Err(CallOpening::NoCall),
         }
         Ok(text)
     }
@@ -185,7 +185,7 @@ impl<'a> Cursor<'a> {
             }
         }
         match is_undecided {
-            true => Err(Opening::Undecided),
+            true => Err(CallOpening::Undecided),
             false => Ok(false),
         }
     }
@@ -228,13 +228,13 @@ pub fn opening(
     functions: &[String],
     is_line: bool,
     wrapping: Option<Wrapping>,
-) -> Opening {
+) -> CallOpening {
     if held.len() > BYTES {
-        return Opening::NoCall;
+        return CallOpening::NoCall;
     }
     let mut cursor = Cursor { bytes: held, at: 0 };
     match read(&mut cursor, functions, is_line, wrapping) {
-        Ok(call) => Opening::Call(call),
+        Ok(call) => CallOpening::Call(call),
         Err(opening) => opening,
     }
 }
@@ -249,7 +249,7 @@ fn read(
     let (mut tags, mut is_list) = (0, false);
     loop {
         if tags > TAGS_MAX {
-            return Err(Opening::NoCall);
+            return Err(CallOpening::NoCall);
         }
         let is_tagged = tags > 0;
         cursor.skip_blanks();
@@ -266,27 +266,27 @@ fn read(
             }
             b'`' if wrapping.is_fenced => {
                 if !cursor.takes(FENCE)? {
-                    return Err(Opening::NoCall);
+                    return Err(CallOpening::NoCall);
                 }
                 wrapping.is_fenced = false;
             }
             b'`' if is_line => {
                 if !cursor.takes(FENCE)? {
-                    return Err(Opening::NoCall);
+                    return Err(CallOpening::NoCall);
                 }
                 let language = cursor.word(|b| b.is_ascii_alphanumeric() || b"_+-".contains(&b))?;
                 if !may_hold_calls(&String::from_utf8_lossy(language)) {
-                    return Err(Opening::NoCall);
+                    return Err(CallOpening::NoCall);
                 }
                 wrapping.is_fenced = true;
             }
             b'<' if after.is_some() && cursor.tag(true)? => {}
             b'<' if cursor.takes(NAME_TAG)? => {
-                return name(cursor, functions, Form::Tag, wrapping);
+                return name(cursor, functions, CallForm::Tag, wrapping);
             }
             b'<' if cursor.tag(false)? => tags += 1,
-            _ if is_list => return name(cursor, functions, Form::List, wrapping),
-            _ => return Err(Opening::NoCall),
+            _ if is_list => return name(cursor, functions, CallForm::List, wrapping),
+            _ => return Err(CallOpening::NoCall),
         }
     }
 }
@@ -305,7 +305,7 @@ fn json(cursor: &mut Cursor<'_>, functions: &[String], mut wrapping: Wrapping) -
                     return Ok(CallStart { object, ..call });
                 }
             }
-            _ => return Err(Opening::NoCall),
+            _ => return Err(CallOpening::NoCall),
         }
         wrapping.brackets += 1;
     }
@@ -325,7 +325,7 @@ fn members(
         match cursor.peek()? {
             b'"' if NAMES.contains(&key) => {
                 cursor.at += 1;
-                return name(cursor, functions, Form::Json, wrapping).map(Some);
+                return name(cursor, functions, CallForm::Json, wrapping).map(Some);
             }
             b'"' if BEFORE.contains(&key) => {
                 cursor.at += 1;
@@ -333,7 +333,7 @@ fn members(
                 cursor.expect(b',')?;
             }
             b'{' | b'[' if AROUND.contains(&key) => return Ok(None),
-            _ => return Err(Opening::NoCall),
+            _ => return Err(CallOpening::NoCall),
         }
     }
 }
@@ -341,7 +341,7 @@ fn members(
 fn name(
     cursor: &mut Cursor<'_>,
     functions: &[String],
-    form: Form,
+    form: CallForm,
     wrapping: Wrapping,
 ) -> Read<CallStart> {
     let start = cursor.at;
@@ -353,20 +353,20 @@ fn name(
     let may_become = functions
         .iter()
         .any(|one| one.as_bytes().starts_with(found));
-    let naming = Opening::Naming { form, name: start };
+    let naming = CallOpening::Naming { form, name: start };
     let end = match (form, rest.first()) {
         (_, None) if may_become => return Err(naming),
-        (Form::Json, Some(b'"')) | (Form::Tag, Some(b'>')) => 1,
-        (Form::List, Some(b'{')) => 0,
-        (Form::List, Some(b'[')) if rest.starts_with(LIST_ARGUMENTS) => LIST_ARGUMENTS.len(),
-        (Form::List, Some(b'[')) if LIST_ARGUMENTS.starts_with(rest) => return Err(naming),
-        _ => return Err(Opening::NoCall),
+        (CallForm::Json, Some(b'"')) | (CallForm::Tag, Some(b'>')) => 1,
+        (CallForm::List, Some(b'{')) => 0,
+        (CallForm::List, Some(b'[')) if rest.starts_with(LIST_ARGUMENTS) => LIST_ARGUMENTS.len(),
+        (CallForm::List, Some(b'[')) if LIST_ARGUMENTS.starts_with(rest) => return Err(naming),
+        _ => return Err(CallOpening::NoCall),
     };
     let object = start + length + end;
     Ok(CallStart {
         form,
         name: start,
-        function: function(found).ok_or(Opening::NoCall)?,
+        function: function(found).ok_or(CallOpening::NoCall)?,
         object,
         is_tagged: true,
         wrapping,

@@ -13,7 +13,7 @@
 //!
 //! Markers may be special tokens, which are not shown: then the call is bare.
 
-use super::opening::{CallStart, Form, Opening, Wrapping, closed, may_hold_calls, opening};
+use super::opening::{CallForm, CallOpening, CallStart, Wrapping, closed, may_hold_calls, opening};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub enum Stage<'a> {
     Text,
     /// In a name that may become that of a function, or, where `is_known`, behind it in its call.
     Call {
-        form: Form,
+        form: CallForm,
         is_known: bool,
         /// From the name on.
         bytes: &'a [u8],
@@ -177,7 +177,7 @@ impl CallReader {
             State::Call(start, _) => (start.form, start.name, true),
             State::Opening(after) => {
                 match opening(&self.held, &self.functions.names, is_line, after) {
-                    Opening::Naming { form, name } => (form, name, false),
+                    CallOpening::Naming { form, name } => (form, name, false),
                     _ => return Stage::Text,
                 }
             }
@@ -246,13 +246,13 @@ impl CallReader {
         self.held.push(byte);
         let is_line = self.lines.line.is_empty();
         match opening(&self.held, &self.functions.names, is_line, after) {
-            Opening::Undecided | Opening::Naming { .. } => true,
-            Opening::NoCall => {
+            CallOpening::Undecided | CallOpening::Naming { .. } => true,
+            CallOpening::NoCall => {
                 let closed = after.map_or(0, |wrapping| closed(&self.held, wrapping));
                 self.held.drain(..closed);
                 false
             }
-            Opening::Call(start) => {
+            CallOpening::Call(start) => {
                 // The bracket of its object may be there already.
                 let depth = usize::from(start.object < self.held.len());
                 let scan = Scan {
@@ -324,7 +324,7 @@ impl Scan {
 
 /// The arguments in the object of a call, which are an object; `None`: it is no call.
 fn arguments(object: &str, start: CallStart) -> Option<String> {
-    if start.form != Form::Json {
+    if start.form != CallForm::Json {
         let raw: &RawValue = serde_json::from_str(object).ok()?;
         return Some(raw.get().to_owned());
     }
@@ -553,7 +553,7 @@ mod tests {
             (
                 "\": \"g",
                 Stage::Call {
-                    form: Form::Json,
+                    form: CallForm::Json,
                     is_known: false,
                     bytes: b"g",
                 },
@@ -561,7 +561,7 @@ mod tests {
             (
                 "o",
                 Stage::Call {
-                    form: Form::Json,
+                    form: CallForm::Json,
                     is_known: false,
                     bytes: b"go",
                 },
@@ -569,7 +569,7 @@ mod tests {
             (
                 "\",",
                 Stage::Call {
-                    form: Form::Json,
+                    form: CallForm::Json,
                     is_known: true,
                     bytes: b"go\",",
                 },

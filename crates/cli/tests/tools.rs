@@ -1,0 +1,124 @@
+//! Which tool a real model calls: prompts that need one of eight, and prompts that need none (`tools.json`), at temperature 0.
+//! Part of the long form (`.ci/long tools`): minutes. The counts are printed and judged.
+
+use crate::common;
+
+use common::server::Server;
+use common::{Sandbox, model};
+use haversack_testing::quota::is_long;
+use serde_json::{Value, json};
+
+/// One answer without a stream: text and calls.
+fn asked(server: &Server, tools: &Value, prompt: &Value) -> (String, Vec<Value>) {
+    let body = json!({
+        "messages": [{ "role": "user", "content": prompt }],
+        "tools": tools,
+        "temperature": 0,
+        "max_tokens": 256,
+    });
+    let (status, answer) = server.post_slowly("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let message = &answer["choices"][0]["message"];
+    let text = message["content"].as_str().unwrap_or_default().to_owned();
+    let calls = message["tool_calls"].as_array().cloned();
+    (text, calls.unwrap_or_default())
+}
+
+/// The arguments are what the schema of their tool says. Only what these tools use is understood.
+fn are_valid(tools: &Value, name: &str, arguments: &Value) -> bool {
+    let tool = tools.as_array().unwrap().iter();
+    let tool = tool
+        .map(|tool| &tool["function"])
+        .find(|tool| tool["name"] == name);
+    let (Some(tool), Some(given)) = (tool, arguments.as_object()) else {
+        return false;
+    };
+    let schema = &tool["parameters"];
+    let required = schema["required"].as_array().unwrap();
+    let fits = |(key, value): (&String, &Value)| {
+        let schema = &schema["properties"][key];
+        let is_type = match schema["type"].as_str() {
+            Some("string") => value.is_string(),
+            Some("number") => value.is_number(),
+            Some("boolean") => value.is_boolean(),
+            Some("integer") => value.as_i64().is_some_and(|n| (0..=100).contains(&n)),
+            _ => false,
+        };
+        is_type
+            && schema["enum"]
+                .as_array()
+                .is_none_or(|all| all.contains(value))
+    };
+    required
+        .iter()
+        .all(|key| given.contains_key(key.as_str().unwrap()))
+        && given.iter().all(fits)
+}
+
+/// Texts hold what is expected, thousands separated or not; anything else is equal.
+fn is_as_expected(expected: &Value, given: &Value) -> bool {
+    match (expected, given) {
+        (Value::String(expected), Value::String(given)) => {
+            let given = given.to_lowercase().replace(',', "");
+            given.contains(&expected.to_lowercase())
+        }
+        (Value::Number(expected), Value::Number(given)) => expected.as_f64() == given.as_f64(),
+        _ => expected == given,
+    }
+}
+
+#[test]
+fn the_right_tool_is_called() {
+    if !is_long() {
+        println!("SKIPPED: part of the long form");
+        return;
+    }
+    let Some(model) = model("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf") else {
+        return;
+    };
+    let server = Server::start_with(Sandbox::shared(), &model, &[]);
+    let cases: Value = serde_json::from_str(include_str!("tools.json")).unwrap();
+    let tools = &cases["tools"];
+    let (needed, needless) = (&cases["needed"], &cases["needless"]);
+    let (needed, needless) = (needed.as_array().unwrap(), needless.as_array().unwrap());
+    let (mut right, mut valid, mut calls_made, mut unneeded) = (0, 0, 0, 0);
+    for case in needed {
+        let (text, calls) = asked(&server, tools, &case["prompt"]);
+        for call in &calls {
+            let arguments = call["function"]["arguments"].as_str().unwrap();
+            let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
+            let name = call["function"]["name"].as_str().unwrap();
+            valid += usize::from(are_valid(tools, name, &arguments));
+            calls_made += 1;
+        }
+        let is_right = calls.first().is_some_and(|call| {
+            let arguments = call["function"]["arguments"].as_str().unwrap();
+            let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
+            let expected = case["arguments"].as_object().unwrap();
+            let mut expected = expected.iter();
+            call["function"]["name"] == case["tool"]
+                && expected.all(|(key, value)| is_as_expected(value, &arguments[key]))
+        });
+        right += usize::from(is_right);
+        if !is_right {
+            println!("wrong: {} {text:?} {}", case["prompt"], json!(calls));
+        }
+    }
+    for prompt in needless {
+        let (_, calls) = asked(&server, tools, prompt);
+        unneeded += usize::from(!calls.is_empty());
+        if !calls.is_empty() {
+            println!("needless: {prompt} {}", json!(calls));
+        }
+    }
+    let (all, none) = (needed.len(), needless.len());
+    println!(
+        "{right} of {all} right, {valid} of {calls_made} calls valid, {unneeded} of {none} needless"
+    );
+    assert_eq!(
+        valid, calls_made,
+        "arguments fit their schema whatever the model would say"
+    );
+    assert!(right * 10 >= all * 9, "{right} of {all} right");
+    assert!(unneeded * 20 <= none, "{unneeded} of {none} needless");
+}
