@@ -4,6 +4,8 @@ use llguidance::api::ParserLimits;
 
 /// Of a schema as JSON without blanks and annotations. What people write for one answer has 1 to 8 KiB.
 pub const SCHEMA_BYTES: usize = 32 << 10;
+/// The same with annotations: they are left out in a copy.
+pub const ANNOTATED_BYTES: usize = 4 * SCHEMA_BYTES;
 /// What closing its objects may add.
 pub const CLOSING_BYTES: usize = SCHEMA_BYTES / 2;
 /// What is added to each alternative counts as this many times its bytes: a property has few of them.

@@ -44,18 +44,24 @@ fn check_with(schema: &Json, is_lenient: bool) -> Result<CheckedSchema, GrammarE
     if !schema.is_object() {
         return Err(GrammarError::NotAnObject);
     }
-    let too_long = |bytes| GrammarError::Bytes {
+    let too_long = |bytes, most| GrammarError::Bytes {
         what: "schema",
         bytes,
-        most: limits::SCHEMA_BYTES,
+        most,
     };
+    let most = limits::ANNOTATED_BYTES;
+    let bytes = schema.to_string().len();
+    if bytes > most {
+        return Err(too_long(bytes, most));
+    }
+    let most = limits::SCHEMA_BYTES;
     let schema = without_annotations(schema);
     let bytes = schema.to_string().len();
-    if bytes > limits::SCHEMA_BYTES {
-        return Err(too_long(bytes));
+    if bytes > most {
+        return Err(too_long(bytes, most));
     }
     let closed = close(&schema, limits::CLOSING_BYTES);
-    let (schema, added) = closed.ok_or(too_long(bytes + limits::CLOSING_BYTES))?;
+    let (schema, added) = closed.ok_or(too_long(bytes + limits::CLOSING_BYTES, most))?;
     let bytes = schema.to_string().len();
     let alternatives = alternatives(&schema);
     let most = limits::ALTERNATIVE_BYTES / bytes.max(1);

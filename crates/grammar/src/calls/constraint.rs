@@ -61,6 +61,14 @@ impl Calls {
             let parameters = parameters.map_err(|error| error.of_function(&function.name))?;
             checked.bytes += parameters.bytes + function.name.len();
             checked.alternative_bytes += parameters.alternative_bytes;
+            let bytes = checked.bytes;
+            if bytes > limits::SCHEMA_BYTES {
+                return Err(GrammarError::Bytes {
+                    what: "schema of all functions",
+                    bytes,
+                    most: limits::SCHEMA_BYTES,
+                });
+            }
             let (name, schema) = (literal(&function.name), parameters.schema);
             let lark = &mut checked.lark;
             starts.push(format!("json{i}"));
@@ -85,14 +93,6 @@ impl Calls {
                 );
             }
             let _ = writeln!(lark, "\nobject{i}: %json {schema}");
-        }
-        let bytes = checked.bytes;
-        if bytes > limits::SCHEMA_BYTES {
-            return Err(GrammarError::Bytes {
-                what: "schema of all functions",
-                bytes,
-                most: limits::SCHEMA_BYTES,
-            });
         }
         checked
             .lark
