@@ -25,7 +25,7 @@ const KEYS: &str = "memory, threads, context, kv, group, policy, policy-file, pr
     activations, repack, temperature, top-k, top-p, min-p, repetition-penalty, presence-penalty, \
     frequency-penalty, typical-p, top-n-sigma, xtc-probability, xtc-threshold, dry-multiplier, dry-base, \
     dry-allowed-length, dry-penalty-last-n, stop-repetition, seed, log, system, session-quota, session-expiry, relevance, \
-    session-capacity, session-persistent, session-file-quota, session-answer";
+    no-encoder, session-capacity, session-persistent, session-file-quota, session-answer";
 
 /// Of those, flags without a value.
 const SWITCHES: [&str; 2] = ["no-centre", "recall"];

@@ -8,7 +8,6 @@ use crate::{out, policy_file, progress, resolve};
 use anyhow::{Context, Result};
 use haversack::cache::policy::profile::Profile;
 use haversack::cache::policy::rows::RowPolicy;
-use haversack::engine::encoder::{Encoder, EncoderOptions};
 use haversack::engine::kv_quality::calibrate;
 use haversack::engine::kv_quality::probe::{self, Depth, Probe};
 use haversack::engine::runtime::adaptive::{self, AdaptiveOptions};
@@ -691,16 +690,6 @@ impl LoadedModel {
             false => "--memory",
         }
     }
-}
-
-/// The encoder, if it was fetched.
-pub fn encoder(home: &Home) -> Result<Option<Encoder>> {
-    let dir = home.encoder();
-    if !dir.is_dir() {
-        return Ok(None);
-    }
-    let encoder = Encoder::open(&dir, &EncoderOptions::default());
-    encoder.map(Some).with_context(|| dir.display().to_string())
 }
 
 /// Tokens per second; 0 where nothing was measured.

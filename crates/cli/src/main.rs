@@ -10,6 +10,7 @@ mod args;
 mod commands;
 mod config;
 mod default_model;
+mod encoder;
 mod engine;
 mod error;
 mod fit;

@@ -17,6 +17,7 @@ mod page_chats;
 mod plan;
 mod pressure;
 mod questions;
+mod recall;
 mod recorded;
 mod reference;
 mod sampling;

@@ -80,11 +80,11 @@ fn seen(
     Some(shown)
 }
 
-/// Three lines explain a first chat, once, and never in a pipe.
+/// Three lines explain a first chat, once, and never in a pipe; before it the encoder is offered.
 #[test]
 fn a_first_chat_is_explained_once() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/tiny.gguf");
-    let words = |sandbox: &Sandbox, flags: &[&str]| {
+    let words = |sandbox: &Sandbox, flags: &[&str], typed: &[(&str, &str)]| {
         let chat = [
             "chat",
             text(&model),
@@ -95,20 +95,18 @@ fn a_first_chat_is_explained_once() {
             "--repack",
             "off",
         ];
-        seen(
-            sandbox,
-            &[&chat[..], flags].concat(),
-            &[],
-            &[("> ", "/quit\n")],
-        )
+        seen(sandbox, &[&chat[..], flags].concat(), &[], typed)
     };
+    let quit = [("> ", "/quit\n")];
+    let offered = [("[y/N]", "\n"), ("> ", "/quit\n")];
     let explained = |shown: &str| shown.contains("This chat is saved after every answer.");
     let sandbox = Sandbox::new();
-    let Some(shown) = words(&sandbox, &["--no-save"]) else {
+    let Some(shown) = words(&sandbox, &["--no-save"], &quit) else {
         return;
     };
     assert!(!explained(&shown), "nothing is saved: {shown}");
-    let shown = words(&sandbox, &[]).unwrap();
+    let shown = words(&sandbox, &[], &offered).unwrap();
+    assert!(shown.contains("sentence encoder (87."), "{shown}");
     let lines: Vec<&str> = shown.lines().collect();
     let at = lines
         .iter()
@@ -122,7 +120,19 @@ fn a_first_chat_is_explained_once() {
         lines[at + 1].contains("/help") && lines[at + 2].contains("Ctrl-C"),
         "{shown}"
     );
-    let again = words(&sandbox, &[]).unwrap();
+    // Nothing can be downloaded here, and the chat begins all the same.
+    let yes = [("[y/N]", "y\n"), ("> ", "/quit\n")];
+    let offline = Sandbox::new();
+    let without = words(&offline, &[], &yes).unwrap();
+    assert!(
+        without.contains("no sentence encoder: ") && explained(&without),
+        "{without}"
+    );
+    let later = words(&offline, &[], &quit).unwrap();
+    assert!(later.contains("/help for help"), "{later}");
+    let left = words(&Sandbox::new(), &["--no-encoder"], &quit).unwrap();
+    assert!(!left.contains("encoder") && explained(&left), "{left}");
+    let again = words(&sandbox, &[], &quit).unwrap();
     assert!(
         !explained(&again) && again.contains("/help for help"),
         "{again}"

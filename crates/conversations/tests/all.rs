@@ -8,5 +8,6 @@ mod many_sessions;
 mod memory_report;
 mod prefix;
 mod rebuild;
+mod recall;
 mod session;
 mod session_fuzz;

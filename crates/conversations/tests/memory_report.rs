@@ -161,7 +161,7 @@ fn the_report_is_true_at_every_step() {
         assert!(spilled.count() > 3, "turns have left memory");
         // Turns were rated against the last question, before its answer.
         let (last, others) = session.turns.split_last().unwrap();
-        assert!(last.relevance.is_none() && others.iter().all(|t| t.relevance.is_some()));
+        assert!(last.rank.is_none() && others.iter().all(|t| t.rank.is_some()));
         // Tokens that other layers have on disk are outside the window of layers that have one.
         let at = BlockSource::ALL
             .iter()

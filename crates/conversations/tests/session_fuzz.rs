@@ -11,6 +11,7 @@ use crate::common;
 
 use common::session::seen;
 use common::{load, small};
+use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
     Embed, SessionError, SessionId, SessionOptions, SessionSettings, Sessions,
@@ -134,6 +135,8 @@ impl World {
                 capacity: Some(CAPACITY as usize),
                 persistent_max: Some(150),
                 answer_max: Some(8),
+                // Which turns have words of the question is not for the dumb way to say.
+                relevance: (!judged).then_some(Relevance::All),
                 ..SessionSettings::default()
             },
             dir: dir.map(|d| d.to_owned()),

@@ -12,6 +12,7 @@ use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
 use haversack::grammar::{AnswerPart, CallReader, Functions};
 use haversack::memory::clock::since_1970;
+use haversack::session::Ranking;
 use haversack::{AnswerEvent, AnswerEvents, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -419,6 +420,7 @@ fn context_json(seen: &ContextSeen) -> Json {
             "masked": context.masked,
             "spilled": context.spilled,
             "recalled": context.recalled,
+            "recalled_by": list(&context.recalled_by, |by| json!(by.map(Ranking::name))),
             "evicted": context.evicted,
             "cached": context.cached,
             "recomputed": context.recomputed,

@@ -141,15 +141,19 @@ fn add_session(document: &mut Value, session: &SessionReport) {
 }
 
 fn turn_json(seen: &TurnReport) -> Value {
-    json!({
+    let mut turn = json!({
         "number": seen.turn.number,
         "start": seen.turn.span.start,
         "tokens": seen.turn.tokens(),
         "place": place_name(&seen.turn),
         "is_pinned": seen.turn.is_pinned,
         "is_state": seen.turn.is_state,
-        "relevance": seen.relevance.map(|r| (f64::from(r) * 1000.0).round() / 1000.0),
-    })
+        "relevance": seen.rank.map(|r| (f64::from(r.similarity) * 1000.0).round() / 1000.0),
+    });
+    if let Some(rank) = seen.rank {
+        turn["ranked_by"] = json!(rank.by.name());
+    }
+    turn
 }
 
 /// Where a turn is, as the API calls it.

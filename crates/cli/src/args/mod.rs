@@ -143,6 +143,10 @@ pub struct SessionSettingArgs {
     #[arg(long, value_name = "RULE", value_parser = relevance)]
     pub relevance: Option<Relevance>,
 
+    /// Find earlier turns by their words alone: the sentence encoder is neither used nor offered
+    #[arg(long)]
+    pub no_encoder: bool,
+
     /// Tokens of turns that a session keeps in memory [default: what budget and context have room for]
     #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
     pub session_capacity: Option<usize>,

@@ -129,7 +129,7 @@ impl Found {
             (false, true) => "begin with: haversack chat".to_owned(),
         };
         let encoder = (!is_first && !self.has_encoder).then(|| {
-            "no sentence encoder: haversack pull minilm lets long chats find the turns that a question is about".to_owned()
+            "no sentence encoder: haversack pull minilm lets long chats find earlier turns by their meaning, not only by their words".to_owned()
         });
         let steps = memory
             .into_iter()

@@ -1,6 +1,7 @@
 //! `serve`: the model behind HTTP, until a signal stops it.
 
 use crate::args;
+use crate::encoder;
 use crate::engine::{self, Habits};
 use crate::error::{one_line, usage};
 use crate::interrupt::Cooperative;
@@ -113,15 +114,10 @@ fn sessions(runtime: &Runtime, args: &args::ServeArgs) -> Result<Option<Sessions
         }
     };
     sessions.keep_limits(now_ms())?;
-    Ok(Some(match engine::encoder(&home)? {
-        Some(encoder) => sessions.with_encoder(Arc::new(encoder)),
-        None => {
-            out::note(
-                "no sentence encoder: every turn in memory stays visible (haversack pull minilm fetches one)",
-            );
-            sessions
-        }
-    }))
+    if let Some(model) = encoder::missing(&home).filter(|_| !args.sessions.no_encoder) {
+        encoder::note(model);
+    }
+    encoder::give(sessions, &home, args.sessions.no_encoder).map(Some)
 }
 
 fn address(text: &str) -> Result<SocketAddr> {

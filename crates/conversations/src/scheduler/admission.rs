@@ -359,7 +359,7 @@ impl<'a> Admission<'a> {
             };
             let begun = sessions.begin(runtime, id, asked, &turn.options)?;
             match sessions.promise(runtime, &begun) {
-                Ok((promised_bytes, fits)) if fits || is_batch_empty => {
+                Ok((promised_bytes, fits)) if is_batch_empty || fits && !begun.recalls_fewer() => {
                     Ok(Outcome::Started(Started::Turn {
                         turn: Box::new(begun),
                         promised_bytes,

@@ -198,7 +198,7 @@ pub fn limit_takes(takes: &mut [usize], chunk: usize) -> bool {
 }
 
 /// Makes a plan smaller that does not fit into memory: first a block of each prompt, then decoding alone, or one prompt
-/// where no request decodes. `false`: it cannot be smaller.
+/// where no request decodes, then half of what it reads. `false`: it cannot be smaller.
 pub fn shrink(demands: &[Demand], takes: &mut [usize]) -> bool {
     if limit_takes(takes, BLOCK_SLOTS) {
         return true;
@@ -211,7 +211,8 @@ pub fn shrink(demands: &[Demand], takes: &mut [usize]) -> bool {
         .into_iter()
         .skip(kept)
         .for_each(|(_, take)| *take = 0);
-    spare
+    let halved = takes.iter_mut().find(|take| !spare && **take > 1);
+    spare || halved.map(|take| *take /= 2).is_some()
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The encoder as sessions see it: text in, embedding out.
 
 use haversack_engine::encoder::{Embedding, Encoder, EncoderError};
+use haversack_memory::background;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 /// Embeds texts, so that turns can be compared with a question. [`Encoder`] does.
 pub trait Embed: Send + Sync {
@@ -25,4 +28,31 @@ impl Embed for Encoder {
     fn bytes(&self) -> usize {
         self.heap_bytes() + self.scratch_bytes()
     }
+}
+
+/// Embeds a text on a thread of its own, while its tokens are read.
+pub(super) fn embed_later(encoder: Arc<dyn Embed>, text: &str) -> JoinHandle<Option<Embedding>> {
+    let text = text.to_owned();
+    std::thread::spawn(move || {
+        background::lower_priority();
+        encoder.embed(&text).ok()
+    })
+}
+
+/// Runs `other` while the encoder embeds the text on a thread of its own.
+pub(super) fn embed_while<T>(
+    encoder: Option<&dyn Embed>,
+    text: &str,
+    other: impl FnOnce() -> T,
+) -> (T, Result<Option<Embedding>, EncoderError>) {
+    let Some(encoder) = encoder else {
+        return (other(), Ok(None));
+    };
+    std::thread::scope(|scope| {
+        let embedding = scope.spawn(|| encoder.embed(text));
+        let value = other();
+        // If the encoder panicked, nothing is judged.
+        let embedding = embedding.join().map_or(Ok(None), |e| e.map(Some));
+        (value, embedding)
+    })
 }

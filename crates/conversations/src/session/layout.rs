@@ -5,6 +5,7 @@
 //! has no place for a system message, an exchange of its own says the same. A piece begins and ends with the template's
 //! markers, so no marker is ever without its other half.
 
+use super::record::TurnRecord;
 use haversack_engine::model::Model;
 use haversack_text::chat::{ChatError, encode_chat};
 use haversack_text::detokenize::{DetokenizeOptions, Detokenizer};
@@ -126,6 +127,16 @@ impl ChatLayout {
             }
         };
         Ok(self.text_within(tokens, marks))
+    }
+
+    /// The question and the answer of a turn, without markers; of a state or a part of a message there is no answer.
+    pub fn turn_texts(&self, turn: &TurnRecord) -> Result<(String, String), LayoutError> {
+        let (asked, answered) = turn.tokens.split_at(turn.question as usize);
+        let text = match answered.is_empty() {
+            true => self.fact_text(asked)?,
+            false => self.question_text(asked)?,
+        };
+        Ok((text, self.answer_text(answered)?))
     }
 
     fn text_within(&self, tokens: &[u32], (front, back): (usize, usize)) -> String {

@@ -73,8 +73,10 @@ pub mod paged_vec;
 mod parts;
 pub mod plan;
 mod prefix;
+mod ranking;
 mod reading;
 mod rebuild;
+mod recall;
 pub mod record;
 pub mod relevance;
 mod replay;
@@ -88,6 +90,7 @@ mod transcript;
 mod turn;
 pub mod turns;
 mod undo;
+mod words;
 
 pub(crate) use condensing::RebuildShare;
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
@@ -100,6 +103,7 @@ pub(crate) use open_session::ResumeMode;
 pub use options::{FolderLimits, SessionOptions};
 pub use owner::{Owner, Requester, SessionName};
 pub use prefix::{PrefixError, PrefixProblem, PrefixStats};
+pub use ranking::{Rank, Ranking};
 pub use reading::{BegunRead, ReadInProgress, SessionRead};
 pub use report::{
     ContextReport, ListedSession, SessionCounters, SessionReport, SessionStats, TurnAnswer,

@@ -16,13 +16,14 @@ use super::report::{
     ContextReport, LastDecision, RowsAway, SessionCounters, SessionReport, SessionStats, TURNS_MAX,
     TurnReport,
 };
-use super::residency::{Residency, fits};
+use super::residency::Residency;
 use super::slots::SessionId;
-use super::transcript::{Deferred, Fact, StoredRecord, StoredTurn, Transcript};
+use super::transcript::{Deferred, Fact, Transcript};
 use super::turns::{Turn, TurnPlace, is_in_block};
 use super::undo::TurnUndo;
+use super::words::WordIndex;
 use haversack_cache::Image;
-use haversack_engine::encoder::{Embedding, StoredEmbedding};
+use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ pub(super) struct GrantedLimits<'a> {
 
 /// Why a turn leaves memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SpillCause {
+pub(super) enum SpillCause {
     Stream,
     Budget,
 }
@@ -71,6 +72,8 @@ pub(super) struct OpenSession {
     pub residency: Residency,
     pub log: SessionLog,
     pub condensing: Condensing,
+    /// Of the turns.
+    pub words: WordIndex,
     /// For the last question; reports show it.
     pub decision: LastDecision,
     pub counters: SessionCounters,
@@ -97,6 +100,7 @@ impl OpenSession {
             residency,
             log,
             condensing: Condensing::default(),
+            words: WordIndex::default(),
             decision: LastDecision::default(),
             counters: SessionCounters::default(),
             is_answering: false,
@@ -364,6 +368,7 @@ impl OpenSession {
         self.transcript.heap_bytes()
             + self.residency.heap_bytes()
             + self.log.heap_bytes()
+            + self.words.heap_bytes()
             + self.decision.heap_bytes()
     }
 
@@ -453,67 +458,8 @@ impl OpenSession {
         Ok(())
     }
 
-    /// (turn): its similarity to the question.
-    pub fn similarities(&self, question: Option<&Embedding>) -> SessionResult<Vec<Option<f32>>> {
-        let turns = &self.transcript.turns;
-        let Some(question) = question.map(Embedding::store) else {
-            return Ok(vec![None; turns.len()]);
-        };
-        let map = match turns.is_empty() {
-            true => None,
-            false => self.log.map()?,
-        };
-        let similarity = |stored: &StoredTurn| {
-            let bytes = match &stored.record {
-                StoredRecord::Unsaved(bytes) => bytes,
-                StoredRecord::Saved(record) => map.as_ref()?.payload(*record).ok()?,
-            };
-            let stored = StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
-            Some(stored.similarity(&question))
-        };
-        Ok(turns.iter().map(similarity).collect())
-    }
-
-    /// Carries a plan out; returns the turns that have to be recomputed. Memory is freed before it is taken, and a turn
-    /// that does not fit stays where it is.
-    pub fn carry_out(&mut self, runtime: &mut Runtime, plan: &TurnPlan) -> SessionResult<Vec<u64>> {
-        for &number in &plan.spill {
-            self.spill(number, SpillCause::Stream);
-        }
-        for StoredTurn { turn, .. } in self.transcript.turns.iter_mut() {
-            if plan.hide.contains(&turn.number) {
-                self.counters.hidden += turn.tokens();
-                turn.is_visible = false;
-            } else if plan.show.contains(&turn.number) {
-                turn.is_visible = true;
-            }
-        }
-        self.mask(runtime)?;
-        let mut reread = Vec::new();
-        for &number in &plan.recall {
-            let Some(i) = self.transcript.index_of(number) else {
-                continue;
-            };
-            if self.transcript.turns[i].turn.place == TurnPlace::Ids {
-                reread.push(number);
-                continue;
-            }
-            match self.mount(runtime, i) {
-                Ok(true) => {}
-                // Its rows cannot be read: recompute them from the ids.
-                Ok(false) => reread.push(number),
-                Err(error) if error.is_cannot_fit() => {
-                    log::info!("session {}: no room for turn {number}", self.name());
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        self.mask(runtime)?;
-        Ok(reread)
-    }
-
     /// Marks a turn as out of memory, as far as the file can restore it.
-    fn spill(&mut self, number: u64, cause: SpillCause) {
+    pub fn spill(&mut self, number: u64, cause: SpillCause) {
         let Some(i) = self.transcript.index_of(number) else {
             return;
         };
@@ -590,6 +536,7 @@ impl OpenSession {
     fn take_out(&mut self, i: usize) -> Turn {
         let stored = self.transcript.turns.remove(i);
         let turn = stored.turn.number;
+        self.words.remove(turn);
         self.log.note(LogChange::Forgotten { turn });
         self.log
             .release(&stored, &self.transcript, &mut self.residency);
@@ -609,7 +556,7 @@ impl OpenSession {
     }
 
     /// Mounts the blocks of a spilled turn. `false` where the file does not have them all.
-    fn mount(&mut self, runtime: &mut Runtime, i: usize) -> SessionResult<bool> {
+    pub fn mount(&mut self, runtime: &mut Runtime, i: usize) -> SessionResult<bool> {
         let span = self.transcript.turns[i].turn.span.clone();
         let Some(missing) = self.residency.missing(runtime, &span)? else {
             return Ok(false);
@@ -630,23 +577,6 @@ impl OpenSession {
         self.move_turn(i, TurnPlace::Live);
         self.counters.mounted += span.end - span.start;
         Ok(true)
-    }
-
-    /// Spills turns until `coming` more tokens fit the budget, hidden ones first, then the oldest. Where nothing more may
-    /// leave it returns all the same: the step reports by how much it is short.
-    pub fn make_room(&mut self, runtime: &mut Runtime, coming: u64) -> SessionResult {
-        while !fits(runtime, Some(self.residency.sequence), coming)? && self.spill_one() {
-            self.mask(runtime)?;
-        }
-        Ok(())
-    }
-
-    /// Spills one turn, if any may leave.
-    pub fn spill_one(&mut self) -> bool {
-        let victim = self.transcript.victim(self.options.last);
-        victim
-            .inspect(|&number| self.spill(number, SpillCause::Budget))
-            .is_some()
     }
 
     /// Spills turns, the oldest first, until at most `tokens` of turns are in memory.
@@ -860,8 +790,8 @@ impl OpenSession {
         std::mem::replace(&mut self.residency.sequence, undo.backup)
     }
 
-    /// The context of an answer, before its own tokens.
-    pub fn context(&self, plan: &TurnPlan, unjudged: bool) -> ContextReport {
+    /// The context of an answer, before its own tokens. `asked` are turns that the caller asked for.
+    pub fn context(&self, plan: &TurnPlan, asked: &[u64], unjudged: bool) -> ContextReport {
         // A turn that did not fit is still spilled.
         let is_spilled = |number: &u64| {
             let mut turns = self.transcript.turns();
@@ -869,9 +799,14 @@ impl OpenSession {
         };
         let mut recalled = plan.recall.clone();
         recalled.retain(|number| !is_spilled(number));
+        let ranking = |&number: &u64| match asked.contains(&number) {
+            true => None,
+            false => self.decision.rank_of(number).map(|rank| rank.by),
+        };
         let mut context = ContextReport {
             kept: self.transcript.persistent_tokens() as u64,
             evicted: self.transcript.forgotten,
+            recalled_by: recalled.iter().map(ranking).collect(),
             recalled,
             plan: plan.to_string(),
             unjudged,
@@ -922,7 +857,7 @@ impl OpenSession {
         let mut turns: Vec<TurnReport> = newest
             .take(TURNS_MAX)
             .map(|turn| TurnReport {
-                relevance: self.decision.relevance_of(turn.number),
+                rank: self.decision.rank_of(turn.number),
                 turn: turn.clone(),
             })
             .collect();

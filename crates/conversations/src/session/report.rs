@@ -5,6 +5,7 @@ use super::condensing::CondenseOutcome;
 use super::error::{SessionError, SharedError};
 use super::limits::CapacityChange;
 use super::owner::Owner;
+use super::ranking::{Rank, Ranking};
 use super::turns::Turn;
 use haversack_engine::runtime::{Finish, Generation};
 use std::ops::Range;
@@ -20,6 +21,8 @@ pub struct ContextReport {
     pub spilled: u64,
     /// Turns that came back for this answer.
     pub recalled: Vec<u64>,
+    /// (turn of `recalled`): what it was ranked by; `None` where it came back unranked: it was asked for, or is recent.
+    pub recalled_by: Vec<Option<Ranking>>,
     /// Forgotten since the session began.
     pub evicted: u64,
     /// Visible and not recomputed.
@@ -34,7 +37,7 @@ pub struct ContextReport {
     pub condensed: Option<CondenseOutcome>,
     /// What was decided before the answer, in words.
     pub plan: String,
-    /// There is no encoder: every turn in memory is visible.
+    /// There is no encoder: turns come back by their words, and every turn in memory is visible.
     pub unjudged: bool,
     /// Why the turn is not on disk; `None` where it is, or sessions are not saved.
     pub unsaved: Option<SharedError<SessionError>>,
@@ -142,33 +145,33 @@ impl SessionCounters {
 pub(super) struct LastDecision {
     /// In words; empty before the first question.
     pub plan: String,
-    /// Turns by number, with their similarity to the question.
-    relevance: Vec<(u64, f32)>,
+    /// Turns by number, with their rank.
+    ranks: Vec<(u64, Rank)>,
 }
 
-/// Number of turns whose relevance is kept: half of them the latest, half the most similar.
-const JUDGED: usize = 256;
+/// Number of turns whose rank is kept: half of them the latest, half the most similar.
+const RANKED: usize = 256;
 
 impl LastDecision {
     pub fn heap_bytes(&self) -> usize {
-        self.plan.capacity() + self.relevance.capacity() * size_of::<(u64, f32)>()
+        self.plan.capacity() + self.ranks.capacity() * size_of::<(u64, Rank)>()
     }
 
-    pub fn set_relevance(&mut self, judged: impl Iterator<Item = (u64, f32)>) {
-        let mut judged: Vec<(u64, f32)> = judged.collect();
-        let older = judged.len().saturating_sub(JUDGED / 2);
-        judged[..older].sort_by(|a, b| b.1.total_cmp(&a.1));
-        if older > JUDGED / 2 {
-            judged.drain(JUDGED / 2..older);
-            judged.shrink_to_fit();
+    pub fn set_ranks(&mut self, ranked: impl Iterator<Item = (u64, Rank)>) {
+        let mut ranked: Vec<(u64, Rank)> = ranked.collect();
+        let older = ranked.len().saturating_sub(RANKED / 2);
+        ranked[..older].sort_by(|a, b| b.1.similarity.total_cmp(&a.1.similarity));
+        if older > RANKED / 2 {
+            ranked.drain(RANKED / 2..older);
+            ranked.shrink_to_fit();
         }
-        judged.sort_unstable_by_key(|r| r.0);
-        self.relevance = judged;
+        ranked.sort_unstable_by_key(|r| r.0);
+        self.ranks = ranked;
     }
 
-    pub fn relevance_of(&self, number: u64) -> Option<f32> {
-        let at = self.relevance.binary_search_by_key(&number, |r| r.0).ok()?;
-        Some(self.relevance[at].1)
+    pub fn rank_of(&self, number: u64) -> Option<Rank> {
+        let at = self.ranks.binary_search_by_key(&number, |r| r.0).ok()?;
+        Some(self.ranks[at].1)
     }
 }
 
@@ -190,8 +193,8 @@ pub struct SessionReport {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnReport {
     pub turn: Turn,
-    /// Similarity to the last question, if known.
-    pub relevance: Option<f32>,
+    /// How similar it is to the last question, if known.
+    pub rank: Option<Rank>,
 }
 
 /// What is left of tokens that are not in memory.
@@ -213,18 +216,23 @@ mod tests {
     #[test]
     fn the_latest_and_the_most_similar_turns_are_remembered() {
         let mut decision = LastDecision::default();
-        let few = [(3, 0.5), (9, -0.1)];
-        decision.set_relevance(few.into_iter());
-        assert_eq!(decision.relevance, few);
-        let many = (0..10_000u64).map(|n| (n, if n % 100 == 7 { 0.9 } else { 0.1 }));
-        decision.set_relevance(many);
-        let kept = &decision.relevance;
-        assert_eq!(kept.len(), JUDGED);
-        assert!(kept.is_sorted_by_key(|r| r.0) && kept.capacity() < 2 * JUDGED);
+        let rank = |similarity| Rank {
+            similarity,
+            by: Ranking::Words,
+        };
+        let few = [(3, rank(0.5)), (9, rank(-0.1))];
+        decision.set_ranks(few.into_iter());
+        assert_eq!(decision.ranks, few);
+        let many = (0..10_000u64).map(|n| (n, rank(if n % 100 == 7 { 0.9 } else { 0.1 })));
+        decision.set_ranks(many);
+        let kept = &decision.ranks;
+        assert_eq!(kept.len(), RANKED);
+        assert!(kept.is_sorted_by_key(|r| r.0) && kept.capacity() < 2 * RANKED);
         assert!((9_872..10_000).all(|n| kept.iter().any(|r| r.0 == n)));
-        let similar = kept.iter().filter(|r| r.0 < 9_872 && r.1 > 0.5).count();
+        let similar = |r: &&(u64, Rank)| r.0 < 9_872 && r.1.similarity > 0.5;
+        let similar = kept.iter().filter(similar).count();
         assert_eq!(similar, 99);
-        assert_eq!(decision.relevance_of(107), Some(0.9));
-        assert_eq!(decision.relevance_of(9_871), None);
+        assert_eq!(decision.rank_of(107), Some(rank(0.9)));
+        assert_eq!(decision.rank_of(9_871), None);
     }
 }

@@ -99,7 +99,8 @@ impl Sessions {
         })
     }
 
-    /// Judges turns by their embeddings. Without an encoder every turn in memory stays visible.
+    /// Ranks turns by their embeddings. Without an encoder they are ranked by their words, and every turn in memory stays
+    /// visible.
     pub fn with_encoder(mut self, encoder: Arc<dyn Embed>) -> Sessions {
         self.grants.room = self.grants.room.beside(encoder.bytes());
         if let Ok(limits) = SessionLimits::of(&self.options.settings, &self.grants.room) {
@@ -182,6 +183,10 @@ impl Sessions {
 
     pub(super) fn layout(&self) -> &ChatLayout {
         &self.layout
+    }
+
+    pub(super) fn shared_layout(&self) -> Arc<ChatLayout> {
+        self.layout.clone()
     }
 
     pub(super) fn dropped(&self) -> DroppedTurns {
@@ -543,15 +548,12 @@ impl Sessions {
         let session = self.session(id)?;
         let stored = session.transcript.stored(number)?;
         let record = session.log.turn_record(stored)?;
-        let (asked, answered) = record.tokens.split_at(record.question as usize);
+        let (text, answer) = self.layout.turn_texts(&record)?;
         Ok(TurnView {
             turn: stored.turn.clone(),
-            question: asked.len(),
-            text: match stored.turn.is_state || stored.turn.is_part {
-                true => self.layout.fact_text(asked)?,
-                false => self.layout.question_text(asked)?,
-            },
-            answer: self.layout.answer_text(answered)?,
+            question: record.question as usize,
+            text,
+            answer,
             time_ms: record.time_ms,
             tokens: record.tokens,
         })
@@ -833,7 +835,7 @@ impl Sessions {
     }
 
     /// Enters the bytes of all sessions into the ledger, with room for one turn more each.
-    fn hold(&self, runtime: &mut Runtime) -> SessionResult {
+    pub(super) fn hold(&self, runtime: &mut Runtime) -> SessionResult {
         let open = self.slots.iter();
         let sessions: usize = open.map(|(_, s)| s.heap_bytes() + TURN_BYTES).sum();
         let encoder = self.encoder.as_ref().map_or(0, |encoder| encoder.bytes());

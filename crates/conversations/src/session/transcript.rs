@@ -214,9 +214,10 @@ impl Transcript {
         hidden.chain(self.evictable(last).filter(|turn| turn.is_visible))
     }
 
-    /// The turn that leaves memory next.
-    pub fn victim(&self, last: usize) -> Option<u64> {
-        self.victims(last).next().map(|turn| turn.number)
+    /// The turn that leaves memory next, none of `kept`.
+    pub fn victim(&self, last: usize, kept: &[u64]) -> Option<u64> {
+        let mut victims = self.victims(last).map(|turn| turn.number);
+        victims.find(|number| !kept.contains(number))
     }
 
     /// Turns that leave memory so that those in it have at most `capacity` tokens.

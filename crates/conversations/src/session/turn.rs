@@ -9,32 +9,30 @@
 //! which takes its place again if the turn is dropped.
 
 use super::condensing::{RebuildReading, STEP_TOKENS_MAX};
-use super::embed::Embed;
+use super::embed::{embed_later, embed_while};
 use super::error::{SessionError, SessionResult};
+use super::layout::ChatLayout;
 use super::log::{RunningSave, StartedSave};
 use super::open_session::{OpenSession, stored_bytes};
 use super::parts::message_parts;
-use super::plan::{TurnRoom, plan};
+use super::ranking::RankedQuestion;
 use super::record::TurnRecord;
-use super::relevance::Relevance;
 use super::report::{ContextReport, TurnAnswer};
 use super::residency::{feed, fits, promised_bytes};
 use super::sessions::Sessions;
 use super::slots::SessionId;
 use super::undo::{DroppedTurns, TurnUndo, Undo, UndoOnDrop};
 use haversack_cache::PositionMode;
-use haversack_engine::encoder::{Embedding, EncoderError};
+use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::generate::{GenerateTimes, conclude, drive};
 use haversack_engine::runtime::{
     Finish, GenerateEvent, GenerateOptions, Generation, Runtime, SequenceId, StepError,
 };
 use haversack_engine::sample::Sampler;
-use haversack_memory::background;
 use haversack_text::tokenizer::EncodeOptions;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -48,14 +46,18 @@ struct PreparedTurn {
     question_start: u64,
     /// Turns that the prompt begins with, and their new positions.
     reread: Vec<(u64, Range<u64>)>,
+    /// Not every turn of the plan came back: there was no memory for it.
+    recalls_fewer: bool,
     context: ContextReport,
     undo: UndoOnDrop,
 }
 
 /// What a prepared turn needs from outside its session.
-struct Question {
+struct Question<'a> {
+    text: &'a str,
     tokens: Vec<u32>,
     embedding: Option<Embedding>,
+    has_encoder: bool,
     /// Tokens of the question, the longest answer and its ending.
     coming: u64,
     /// Parts of the message before this one, which are turns already.
@@ -155,6 +157,11 @@ impl TurnInProgress {
         self.prepared.sequence
     }
 
+    /// Whether turns stay where they are for want of memory that the plan has recalled.
+    pub(crate) fn recalls_fewer(&self) -> bool {
+        self.prepared.recalls_fewer
+    }
+
     /// The answer, until [`Sessions::conclude`].
     pub fn completion(&mut self) -> Option<&mut Completion> {
         match &mut self.stage {
@@ -252,62 +259,36 @@ impl PreparedTurn {
         runtime: &mut Runtime,
         id: SessionId,
         session: &mut OpenSession,
-        question: Question,
-        has_encoder: bool,
+        question: Question<'_>,
+        layout: &ChatLayout,
         dropped: &DroppedTurns,
     ) -> SessionResult<PreparedTurn> {
         let Question {
+            text,
             tokens: question,
             embedding,
+            has_encoder,
             coming,
             told,
         } = question;
-        let options = session.options.clone();
         if session.log.unsaved().is_some() {
             // Turns that leave memory now have to be in the file, and the disk may work again.
             session.save(runtime);
         }
-        let mut similarities = session.similarities(embedding.as_ref())?;
-        let numbers = session.transcript.turns().map(|turn| turn.number);
-        let judged = numbers.zip(&similarities);
-        let judged = judged.filter_map(|(number, s)| Some((number, (*s)?)));
-        session.decision.set_relevance(judged);
-        for (turn, similarity) in session.transcript.turns().zip(&mut similarities) {
-            if session.transcript.deferred.recall.contains(&turn.number) {
-                *similarity = Some(f32::MAX);
-            }
-        }
-        let relevance = match embedding {
-            Some(_) => session.limits.relevance,
-            None => Relevance::All,
+        let asked = RankedQuestion {
+            text,
+            embedding: embedding.as_ref(),
         };
-        let room = TurnRoom {
-            capacity: session.limits.capacity as u64,
-            coming,
-            last: options.last,
-            reread: options.reread_max as u64,
-        };
-        let found = plan(&session.transcript.turns, &similarities, &relevance, &room)?;
-        log::debug!("session {}: {found}", session.name());
-        // If the rest fails for want of memory, the next answer reports what was done.
-        let deferred = &mut session.transcript.deferred;
-        let earlier = std::mem::take(&mut deferred.done);
-        let earlier = earlier.still_true(&session.transcript.turns);
-        session.transcript.deferred.done = found.clone().after(&earlier);
-        let mut recompute = session.carry_out(runtime, &found)?;
-        session.make_room(runtime, coming)?;
-        session.make_way(runtime, coming);
-
         let sequence = session.residency.sequence;
         let position = runtime.position(sequence)?;
         // A recalled turn counts as standing where it would if nothing had been said in between: small models do not
         // look far (`docs/how-it-works/conversations.md`).
         runtime.set_positions(sequence, PositionMode::Compact)?;
+        let recalled = session.recall_for(runtime, layout, &asked, coming)?;
 
         let mut prompt = Vec::new();
         let mut reread = Vec::new();
-        recompute.sort_unstable();
-        for number in recompute {
+        for number in recalled.recompute {
             let Some(i) = session.transcript.index_of(number) else {
                 continue;
             };
@@ -322,7 +303,7 @@ impl PreparedTurn {
         }
         let backup = runtime.fork(sequence)?;
         let deferred = std::mem::take(&mut session.transcript.deferred);
-        let mut context = session.context(&deferred.done, !has_encoder);
+        let mut context = session.context(&deferred.done, &deferred.recall, !has_encoder);
         session.decision.plan = context.plan.clone();
         context.changes = deferred.changes.clone();
         context.condensed = session.condensing.untold();
@@ -341,6 +322,7 @@ impl PreparedTurn {
             question: question.len(),
             question_start,
             reread,
+            recalls_fewer: !recalled.left_out.is_empty(),
             context,
             undo: dropped.guard(Undo::Turn(Box::new(TurnUndo {
                 session: id,
@@ -634,17 +616,20 @@ impl Sessions {
         message: &mut Message,
     ) -> SessionResult<(PreparedTurn, Stage)> {
         self.hold_for(runtime, id)?;
-        let tokens = self.layout().fact(text)?;
+        let (layout, encoder) = (self.shared_layout(), self.encoder());
+        let tokens = layout.fact(text)?;
         let question = Question {
+            // The parts before it are what it goes on from.
+            text: "",
             coming: tokens.len() as u64,
             tokens,
             embedding: None,
+            has_encoder: encoder.is_some(),
             told: message.told.clone(),
         };
-        let (dropped, encoder) = (self.dropped(), self.encoder());
+        let dropped = self.dropped();
         let session = self.session_mut(runtime, id)?;
-        let prepared =
-            PreparedTurn::new(runtime, id, session, question, encoder.is_some(), &dropped)?;
+        let prepared = PreparedTurn::new(runtime, id, session, question, &layout, &dropped)?;
         message.embedding = encoder.map(|encoder| embed_later(encoder, text));
         let tokens = prepared.prompt.clone();
         Ok((prepared, Stage::Telling { tokens, read: 0 }))
@@ -890,8 +875,14 @@ impl Sessions {
         answer: usize,
         told: Vec<u64>,
     ) -> SessionResult<PreparedTurn> {
+        let (layout, encoder) = (self.shared_layout(), self.encoder());
+        let session = self.session_mut(runtime, id)?;
+        session.index_words(runtime, &layout, encoder.is_some())?;
+        if self.hold(runtime).is_err() {
+            // Words can be read again.
+            self.session_mut(runtime, id)?.words.clear();
+        }
         self.hold_for(runtime, id)?;
-        let (layout, encoder) = (self.layout(), self.encoder());
         let tokens = || match asked.tokens {
             Some(tokens) => Ok(tokens.to_vec()),
             None => layout.question(asked.text),
@@ -904,14 +895,16 @@ impl Sessions {
         let (tokens, embedding) = (tokens?, embedding?);
         let ending = self.ending_tokens()? + 1;
         let question = Question {
+            text: asked.text,
             coming: (tokens.len() + answer + ending) as u64,
             tokens,
             embedding,
+            has_encoder: encoder.is_some(),
             told,
         };
         let dropped = self.dropped();
         let session = self.session_mut(runtime, id)?;
-        PreparedTurn::new(runtime, id, session, question, encoder.is_some(), &dropped)
+        PreparedTurn::new(runtime, id, session, question, &layout, &dropped)
     }
 
     /// Reads the last tokens of a turn and commits it, or undoes it. It is not saved yet.
@@ -969,31 +962,4 @@ fn cancelled() -> Generation {
         prefill: Duration::ZERO,
         decode: Duration::ZERO,
     }
-}
-
-/// Embeds a text on a thread of its own, while its tokens are read.
-fn embed_later(encoder: Arc<dyn Embed>, text: &str) -> JoinHandle<Option<Embedding>> {
-    let text = text.to_owned();
-    std::thread::spawn(move || {
-        background::lower_priority();
-        encoder.embed(&text).ok()
-    })
-}
-
-/// Runs `other` while the encoder embeds the text on a thread of its own.
-fn embed_while<T>(
-    encoder: Option<&dyn Embed>,
-    text: &str,
-    other: impl FnOnce() -> T,
-) -> (T, Result<Option<Embedding>, EncoderError>) {
-    let Some(encoder) = encoder else {
-        return (other(), Ok(None));
-    };
-    std::thread::scope(|scope| {
-        let embedding = scope.spawn(|| encoder.embed(text));
-        let value = other();
-        // If the encoder panicked, nothing is judged.
-        let embedding = embedding.join().map_or(Ok(None), |e| e.map(Some));
-        (value, embedding)
-    })
 }

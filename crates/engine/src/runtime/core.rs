@@ -539,8 +539,12 @@ impl Runtime {
             let part = &tokens[done..done + take];
             match self.step(&[StepSpan::new(id, position, part, want)]) {
                 // A smaller step needs less memory; the bits are the same.
-                Err(error) if error.is_cannot_fit() && take > CHUNK_MIN => {
-                    chunk = (take / 2 / CHUNK_MIN * CHUNK_MIN).max(CHUNK_MIN);
+                Err(error) if error.is_cannot_fit() && take > 1 => {
+                    // Queries are roped anew for each piece between gaps: with many of them a block is much.
+                    chunk = match take > CHUNK_MIN {
+                        true => (take / 2 / CHUNK_MIN * CHUNK_MIN).max(CHUNK_MIN),
+                        false => take / 2,
+                    };
                     continue;
                 }
                 step => step?,

@@ -6,7 +6,7 @@ use crate::args::{self, Switch};
 use crate::commands::session_page::ConversationPage;
 use crate::engine::{self, LoadedModel};
 use crate::error::{one_line, usage};
-use crate::{ledger, out};
+use crate::{encoder, ledger, out};
 use anyhow::{Context as _, Result};
 use haversack::engine::Model;
 use haversack::engine::sample::SampleOptions;
@@ -67,12 +67,7 @@ impl Lasting {
         for gone in sessions.keep_limits(now_ms())? {
             out::note(&gone.to_string());
         }
-        match engine::encoder(home)? {
-            Some(encoder) => sessions = sessions.with_encoder(Arc::new(encoder)),
-            None => out::note(
-                "no sentence encoder: answers see every turn in memory (get one with: haversack pull minilm)",
-            ),
-        }
+        let sessions = encoder::give(sessions, home, args.sessions.no_encoder)?;
         let (model, limits) = (loaded.name(), sessions.limits());
         let in_memory = limits.persistent_max + limits.capacity;
         loaded.note_budget();
@@ -347,7 +342,13 @@ impl Lasting {
         let Some(context) = self.context() else {
             return "there is no answer yet".to_owned();
         };
-        let recalled: Vec<String> = context.recalled.iter().map(u64::to_string).collect();
+        let turns = context.recalled.iter().zip(&context.recalled_by);
+        let recalled: Vec<String> = turns
+            .map(|(turn, by)| match by {
+                Some(by) => format!("{turn} (by {by})"),
+                None => turn.to_string(),
+            })
+            .collect();
         let recalled = match recalled.is_empty() {
             true => "none".to_owned(),
             false => recalled.join(", "),
@@ -376,7 +377,7 @@ impl Lasting {
             text += &format!("; persistent text condensed: {condensed}");
         }
         if context.unjudged {
-            text.push_str("; no sentence encoder, so every turn in memory is visible");
+            text.push_str("; no sentence encoder, so turns come back by their words");
         }
         text
     }

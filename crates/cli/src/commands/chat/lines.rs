@@ -84,6 +84,15 @@ impl Lines {
         }
     }
 
+    /// Asks a question; anything but yes is a no.
+    pub fn confirm(&mut self, question: &str) -> Result<bool> {
+        let answer = match self.line(question)? {
+            Line::Text(answer) => answer.trim().to_lowercase(),
+            Line::GivenUp | Line::End => String::new(),
+        };
+        Ok(["y", "yes"].contains(&&answer[..]))
+    }
+
     fn read(&mut self) -> Result<Input> {
         let mut text = String::new();
         let mut open = Open::No;

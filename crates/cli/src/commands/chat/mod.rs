@@ -17,7 +17,7 @@ use crate::answer::Shown;
 use crate::args::{self, Switch};
 use crate::engine::{self, Habits, LoadedModel};
 use crate::error::{Closed, one_line, usage};
-use crate::{ledger, out};
+use crate::{encoder, ledger, out};
 use anyhow::{Context, Result, bail};
 use files::{Attachments, SaveAs};
 use haversack::Engine;
@@ -74,6 +74,9 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
     let is_first = history.as_deref().is_some_and(is_first_chat);
     let mut lines = Lines::new(history)?;
     if let Some(home) = keeps(args, &lines)? {
+        if is_first && !args.sessions.no_encoder {
+            offer_encoder(&mut lines, &home)?;
+        }
         match Lasting::new(load(args, &args.compute, Habits::SESSION)?, args, &home)? {
             Some(mut lasting) => {
                 if is_first && lines.is_terminal() && io::stdout().is_terminal() {
@@ -102,6 +105,25 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
 fn is_first_chat(history: &Path) -> bool {
     let listed = session::home_folder().and_then(|folder| Ok(folder.list()?));
     !history.exists() && listed.is_ok_and(|listed| listed.is_empty())
+}
+
+/// Before the first session: a person is asked, others are told.
+fn offer_encoder(lines: &mut Lines, home: &Home) -> Result<()> {
+    let Some(model) = encoder::missing(home) else {
+        return Ok(());
+    };
+    if !lines.is_terminal() {
+        encoder::note(model);
+        return Ok(());
+    }
+    out::note(&format!(
+        "Long chats recall what was said by its words. A sentence encoder ({}) recalls it by its meaning; haversack pull minilm gets it later.",
+        encoder::size(model)
+    ));
+    if lines.confirm("Download it now? [y/N] ")? {
+        encoder::pull(model, home);
+    }
+    Ok(())
 }
 
 /// Three lines for a person who has not chatted here before. The history file, empty so far, says that they were shown.

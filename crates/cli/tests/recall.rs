@@ -1,0 +1,179 @@
+//! Turns that left memory come back when a question is about them, on a machine where nothing was downloaded.
+
+use crate::common;
+
+use common::server::Server;
+use common::{Ended, Sandbox, ended, text};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/tiny.gguf")
+}
+
+const TURNS: usize = 60;
+const TOLD: usize = 3;
+const FLAGS: [&str; 6] = [
+    "--session-capacity",
+    "500",
+    "--threads",
+    "1",
+    "--repack",
+    "off",
+];
+
+/// A fact in the fourth turn, and what has nothing to do with it.
+fn told(turn: usize) -> String {
+    let things = [
+        "lamp", "river", "violin", "bread", "glove", "comet", "fence",
+    ];
+    match turn {
+        TOLD => "My cat is called Miso and hates thunderstorms.".to_owned(),
+        _ => format!("What about the {} of house {turn}?", things[turn % 7]),
+    }
+}
+
+const QUESTION: &str = "Which weather does my CAT hate? thunderstorms?";
+
+fn say(server: &Server, session: &str, question: &str) -> Value {
+    let body = json!({
+        "session_id": session,
+        "messages": [{ "role": "user", "content": question }],
+        "max_tokens": 4,
+        "temperature": 0,
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+fn turns(server: &Server, session: &str) -> Value {
+    let (status, body) = server.get(&format!("/v1/sessions/{session}"));
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str::<Value>(&body).unwrap()["turns"].take()
+}
+
+/// What found the turn that has the fact; a string, or null.
+fn found_by(context: &Value) -> Value {
+    let recalled = context["recalled"].as_array().unwrap();
+    let at = recalled.iter().position(|turn| turn == TOLD);
+    context["recalled_by"][at.unwrap_or_else(|| panic!("{context}"))].clone()
+}
+
+/// Sixty turns later a question brings the fact back; asked of a server that was started anew, it is the same answer.
+#[test]
+fn a_served_session_recalls_by_words() {
+    let sandbox = Sandbox::new();
+    let server = Server::start_with(sandbox.same_home(), &tiny(), &FLAGS);
+    for turn in 0..TURNS {
+        for session in ["anna", "ben"] {
+            let context = say(&server, session, &told(turn))["context"].take();
+            assert_eq!(context["masked"], 0, "{context}");
+            assert_eq!(context["evicted"], 0, "{context}");
+        }
+    }
+    let place = |server: &Server, session: &str| {
+        let turns = turns(server, session);
+        turns[TOLD]["place"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(place(&server, "anna"), "spilled");
+    let vague = say(&server, "anna", "Zzyzx?");
+    assert_eq!(vague["context"]["recalled"], json!([]), "{vague}");
+    let answer = say(&server, "anna", QUESTION);
+    assert_eq!(found_by(&answer["context"]), "words");
+    assert_eq!(place(&server, "anna"), "visible");
+    let (status, body) = server.get("/v1/memory");
+    assert_eq!(status, 200);
+    assert!(body.contains("\"ranked_by\":\"words\""), "{body}");
+    say(&server, "ben", "Zzyzx?");
+    let said = |answer: &Value| answer["choices"].clone();
+    drop(server);
+
+    let server = Server::start_with(sandbox.same_home(), &tiny(), &FLAGS);
+    assert_eq!(place(&server, "ben"), "spilled");
+    let later = say(&server, "ben", QUESTION);
+    assert_eq!(said(&later), said(&answer));
+    for what in [
+        "recalled",
+        "recalled_by",
+        "kept",
+        "masked",
+        "spilled",
+        "unjudged",
+    ] {
+        assert_eq!(later["context"][what], answer["context"][what], "{what}");
+    }
+}
+
+fn chat(sandbox: &Sandbox, flags: &[&str], input: &str) -> Ended {
+    let model = tiny();
+    let mut words = vec!["chat", text(&model), "-n", "4", "--temperature", "0"];
+    words.extend(FLAGS);
+    words.extend(flags);
+    let mut command = sandbox.command(&words);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let ended = ended(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ended
+}
+
+/// The same in a chat that goes on in another process. The encoder is mentioned before the first session, with its size.
+#[test]
+fn a_chat_recalls_by_words() {
+    let sandbox = Sandbox::new();
+    let all: String = (0..TURNS).map(|turn| told(turn) + "\n").collect();
+    let first = chat(&sandbox, &["--session", "anna"], &all);
+    assert!(
+        first.stderr.contains("haversack pull minilm") && first.stderr.contains("MiB"),
+        "{}",
+        first.stderr
+    );
+    let asked = format!("{QUESTION}\n/context\n");
+    let later = chat(&sandbox, &["--session", "anna"], &asked);
+    assert!(!later.stderr.contains("minilm"), "{}", later.stderr);
+    assert!(
+        later.stdout.contains(&format!("{TOLD} (by words)")),
+        "{}{}",
+        later.stdout,
+        later.stderr
+    );
+    let other = Sandbox::new();
+    let left = chat(&other, &["--session", "anna", "--no-encoder"], "Hello.\n");
+    assert!(!left.stderr.contains("minilm"), "{}", left.stderr);
+}
+
+/// An encoder that is here ranks turns, unless it is left out.
+#[cfg(unix)]
+#[test]
+fn an_encoder_is_used_unless_it_is_left_out() {
+    let Some(sandbox) = Sandbox::with_encoder() else {
+        return;
+    };
+    let all: String = (0..TURNS / 2).map(|turn| told(turn) + "\n").collect();
+    let asked = format!("{all}{QUESTION}\n/context\n");
+    for (session, flags, by) in [
+        ("with", &[][..], "(by encoder)"),
+        ("without", &["--no-encoder"], "(by words)"),
+    ] {
+        let said = chat(&sandbox, &[&["--session", session], flags].concat(), &asked);
+        let found = format!("{TOLD} {by}");
+        assert!(
+            said.stdout.contains(&found),
+            "{}{}",
+            said.stdout,
+            said.stderr
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! Ranking of turns by their words (BM25), without a model. Pure.
+//!
+//! A word that few turns have, and that the question has too, is evidence that a turn is about the question. Having no
+//! word in common is evidence of nothing: such a turn gets no rank, rather than a low one.
+//!
+//! Robertson and Zaragoza, *The Probabilistic Relevance Framework: BM25 and Beyond* (2009). A word that more than half of
+//! the turns have counts for nothing, so no list of stop words is needed, in any language.
+
+use std::collections::BTreeMap;
+
+/// The usual parameters: how soon repeated words add nothing, and how much a long turn counts less.
+const K1: f64 = 1.2;
+const B: f64 = 0.75;
+
+/// Least score of a turn that has a rank: about that of one word which a third of the turns have.
+const SCORE_MIN: f64 = std::f64::consts::LN_2;
+
+/// Least score, as a share of the best.
+const SHARE_OF_BEST: f64 = 1.0 / 3.0;
+
+/// Words of a text: hashes, in ascending order. A word that occurs twice is there twice.
+pub(super) type WordHashes = Box<[u32]>;
+
+/// The words of a text, whatever their case.
+pub(super) fn words_of(text: &str) -> WordHashes {
+    let mut hashes = Vec::new();
+    let mut word = Fnv::default();
+    let mut before: Option<char> = None;
+    for c in text.chars() {
+        if is_written_without_spaces(c) {
+            hashes.extend(word.take());
+            // Two neighbours make a word.
+            if let Some(before) = before.replace(c) {
+                word.add(before);
+                word.add(c);
+                hashes.extend(word.take());
+            }
+            continue;
+        }
+        before = None;
+        match c.is_alphanumeric() {
+            // By way of the upper case, so that ς and σ are the same.
+            true => c
+                .to_uppercase()
+                .flat_map(char::to_lowercase)
+                .for_each(|c| word.add(c)),
+            false => hashes.extend(word.take()),
+        }
+    }
+    hashes.extend(word.take());
+    hashes.sort_unstable();
+    hashes.into_boxed_slice()
+}
+
+/// Scripts without spaces between words: Chinese, Japanese, Thai, Lao, Burmese, Khmer.
+fn is_written_without_spaces(c: char) -> bool {
+    matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}'
+        | '\u{3041}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}'
+        | '\u{20000}'..='\u{3ffff}')
+}
+
+/// FNV-1a of the word so far; `None` before its first character.
+#[derive(Default)]
+struct Fnv(Option<u32>);
+
+impl Fnv {
+    fn add(&mut self, c: char) {
+        let mut bytes = [0; 4];
+        for &byte in c.encode_utf8(&mut bytes).as_bytes() {
+            let hash = self.0.unwrap_or(0x811c_9dc5) ^ u32::from(byte);
+            self.0 = Some(hash.wrapping_mul(0x0100_0193));
+        }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        self.0.take()
+    }
+}
+
+fn count(words: &[u32], word: u32) -> usize {
+    let first = words.partition_point(|&w| w < word);
+    words[first..].partition_point(|&w| w == word)
+}
+
+/// Words of turns, by turn number. What has no room here is read from the turn's record for each question: the ranks
+/// are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WordIndex {
+    turns: BTreeMap<u64, WordHashes>,
+    words: usize,
+}
+
+impl WordIndex {
+    pub fn get(&self, turn: u64) -> Option<&[u32]> {
+        self.turns.get(&turn).map(|words| &words[..])
+    }
+
+    /// Keeps the words of a turn if the index then has at most `bytes_max`.
+    pub fn add(&mut self, turn: u64, words: WordHashes, bytes_max: usize) {
+        let added = bytes(1, words.len());
+        if self.heap_bytes() + added <= bytes_max {
+            self.words += words.len();
+            self.turns.insert(turn, words);
+        }
+    }
+
+    pub fn remove(&mut self, turn: u64) {
+        let removed = self.turns.remove(&turn);
+        self.words -= removed.map_or(0, |words| words.len());
+    }
+
+    pub fn clear(&mut self) {
+        *self = WordIndex::default();
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        bytes(self.turns.len(), self.words)
+    }
+}
+
+/// A tree's nodes are half empty at worst, and each list is an allocation.
+fn bytes(turns: usize, words: usize) -> usize {
+    turns * (2 * size_of::<(u64, WordHashes)>() + 16) + words * size_of::<u32>()
+}
+
+/// Statistics of a question's words over all turns, and the scores that follow.
+pub(super) struct WordRanking {
+    /// Each once.
+    question: Vec<u32>,
+    /// (word of the question): number of turns that have it.
+    having: Vec<u32>,
+    turns: u32,
+    words: u64,
+}
+
+impl WordRanking {
+    pub fn new(question: &str) -> WordRanking {
+        let mut question = words_of(question).into_vec();
+        question.dedup();
+        WordRanking {
+            having: vec![0; question.len()],
+            question,
+            turns: 0,
+            words: 0,
+        }
+    }
+
+    /// Whether the question has words at all.
+    pub fn is_empty(&self) -> bool {
+        self.question.is_empty()
+    }
+
+    /// Counts a turn. All are counted before the first is scored.
+    pub fn count(&mut self, words: &[u32]) {
+        self.turns += 1;
+        self.words += words.len() as u64;
+        for (&word, having) in self.question.iter().zip(&mut self.having) {
+            *having += u32::from(words.binary_search(&word).is_ok());
+        }
+    }
+
+    /// What a word of the question says about a turn that has it.
+    fn weight(&self, having: u32) -> f64 {
+        if having == 0 {
+            return 0.0;
+        }
+        let (having, turns) = (f64::from(having), f64::from(self.turns));
+        ((turns - having + 0.5) / (having + 0.5)).ln().max(0.0)
+    }
+
+    pub fn score(&self, words: &[u32]) -> f64 {
+        let mean = self.words as f64 / f64::from(self.turns.max(1));
+        let length = words.len() as f64 / mean.max(1.0);
+        let all = self.question.iter().zip(&self.having);
+        let scores = all.map(|(&word, &having)| match self.weight(having) {
+            0.0 => 0.0,
+            weight => {
+                let count = count(words, word) as f64;
+                weight * count * (K1 + 1.0) / (count + K1 * (1.0 - B + B * length))
+            }
+        });
+        scores.sum()
+    }
+
+    /// Ranks of turns with these scores, as shares of the score that no turn exceeds; of the best `max` alone, and `None`
+    /// where too little speaks for a turn. Of equals the newer; turns come oldest first.
+    pub fn ranks(&self, scores: &[f64], max: usize) -> Vec<Option<f32>> {
+        let weights = self.having.iter().map(|&having| self.weight(having));
+        let limit = weights.sum::<f64>() * (K1 + 1.0);
+        let best = scores.iter().copied().fold(0.0, f64::max);
+        let least = SCORE_MIN.max(best * SHARE_OF_BEST);
+        let mut ranked: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] >= least).collect();
+        ranked.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(b.cmp(&a)));
+        let mut ranks = vec![None; scores.len()];
+        for i in ranked.into_iter().take(max) {
+            ranks[i] = Some((scores[i] / limit) as f32);
+        }
+        ranks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranks(question: &str, turns: &[&str], max: usize) -> Vec<Option<f32>> {
+        let turns: Vec<WordHashes> = turns.iter().map(|turn| words_of(turn)).collect();
+        let mut ranking = WordRanking::new(question);
+        turns.iter().for_each(|turn| ranking.count(turn));
+        let scores: Vec<f64> = turns.iter().map(|turn| ranking.score(turn)).collect();
+        ranking.ranks(&scores, max)
+    }
+
+    fn ranked(question: &str, turns: &[&str]) -> Vec<usize> {
+        let ranks = ranks(question, turns, usize::MAX);
+        let mut found: Vec<usize> = (0..turns.len()).filter(|&i| ranks[i].is_some()).collect();
+        found.sort_by(|&a, &b| ranks[b].partial_cmp(&ranks[a]).unwrap());
+        found
+    }
+
+    #[test]
+    fn words_in_any_case_and_script() {
+        for (a, b) in [
+            ("Miso, the CAT's", "miso the cat s"),
+            ("ΣΊΣΥΦΟΣ", "σίσυφος"),
+            ("Straße", "STRASSE"),
+            ("", " - !"),
+        ] {
+            assert_eq!(words_of(a), words_of(b), "{a}");
+        }
+        assert_eq!(words_of("a b a").len(), 3);
+        // Two characters of a script without spaces make a word, between other words too.
+        assert_eq!(words_of("我的猫").len(), 2);
+        let (asked, told) = (words_of("猫叫什么"), words_of("x我的猫叫味噌y"));
+        assert_eq!(asked.iter().filter(|w| told.contains(w)).count(), 1);
+        assert!(told.contains(&words_of("x")[0]) && told.contains(&words_of("y")[0]));
+    }
+
+    const TURNS: [&str; 6] = [
+        "My cat is called Miso. What a nice name.",
+        "What is the weather like? It is fine.",
+        "What is the time? It is late.",
+        "The garden has seven apple trees. That is a lot.",
+        "What is a train? It is fast.",
+        "What is a ship? It is slow. The ship is at sea.",
+    ];
+
+    #[test]
+    fn rare_words_decide_and_common_ones_say_nothing() {
+        assert_eq!(ranked("What is my cat called?", &TURNS), [0]);
+        assert_eq!(ranked("how many APPLE trees has the garden", &TURNS), [3]);
+        // Both have it; one more often.
+        assert_eq!(ranked("Is the ship or the cat at sea?", &TURNS)[0], 5);
+        assert_eq!(ranked("What is it?", &TURNS), [0; 0]);
+        assert_eq!(ranked("zebra", &TURNS), [0; 0]);
+        assert_eq!(ranked("", &TURNS), [0; 0]);
+        assert_eq!(ranked("cat", &[]), [0; 0]);
+    }
+
+    #[test]
+    fn ranks_are_shares_and_the_best_few() {
+        let turns =
+            "red boat, red cat, blue fox, green fox, blue hat, green hat, old gate, new gate";
+        let turns: Vec<&str> = turns.split(", ").collect();
+        let found = ranks("red boat gate", &turns, 2);
+        assert!(found.iter().flatten().all(|&rank| rank > 0.0 && rank < 1.0));
+        assert!(found[0] > found[7], "{found:?}");
+        // Of equals the newer.
+        assert_eq!(found.iter().flatten().count(), 2);
+        assert!(found[7].is_some() && found[6].is_none(), "{found:?}");
+    }
+
+    #[test]
+    fn the_index_has_a_limit() {
+        let mut index = WordIndex::default();
+        let words = words_of(&"word ".repeat(100));
+        for turn in 0..100 {
+            index.add(turn, words.clone(), 10_000);
+        }
+        assert!(index.heap_bytes() <= 10_000 && index.get(0).is_some());
+        assert!(index.get(99).is_none());
+        for turn in 0..100 {
+            index.remove(turn);
+        }
+        assert_eq!(index.heap_bytes(), 0);
+        index.add(99, words, 10_000);
+        assert!(index.get(99).is_some());
+    }
+}
