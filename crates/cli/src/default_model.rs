@@ -13,7 +13,7 @@ use haversack_hub::home::Home;
 use haversack_hub::installed::is_here;
 use std::cell::LazyCell;
 
-/// Nobody who did not ask for it waits for more.
+/// A user who did not ask for it waits for no larger download.
 const DOWNLOAD_BYTES_MAX: u64 = 1_500_000_000;
 /// Slower than this, an answer is not read but waited for.
 const TOKENS_PER_SECOND_MIN: f64 = 10.0;
@@ -21,8 +21,8 @@ const TOKENS_PER_SECOND_MIN: f64 = 10.0;
 const DECODE_SHARE: f64 = 0.7;
 /// Larger than the caches of small machines.
 const BUFFER_BYTES: usize = 128 << 20;
-/// A packed copy is at most so much of its GGUF file: Q3_K is the type that grows most.
-pub const PACKED_PERCENT_MAX: u64 = 106;
+/// A packed copy is at most this share of its GGUF file: Q3_K is the type that grows most.
+const PACKED_PERCENT_MAX: u64 = 106;
 
 /// What the choice depends on.
 #[derive(Clone, Copy)]
@@ -37,16 +37,21 @@ struct Facts<'a> {
 
 /// Bytes free where models go.
 pub fn free_bytes_of(home: &Home) -> Option<u64> {
-    // The folder may not be there yet; the one above it is as good.
-    let existing = home.path().ancestors().find(|path| path.exists());
-    existing.and_then(free_bytes)
+    free_bytes(&home.models_disk())
+}
+
+/// Bytes of the packed copy of a file of this size, at most.
+pub fn packed_bytes_max(bytes: u64) -> u64 {
+    (bytes / 100).saturating_mul(PACKED_PERCENT_MAX)
 }
 
 /// The model that was remembered, or the one that would be chosen now. Remembers nothing.
 pub fn current(home: &Home) -> Result<DefaultModel> {
-    if let Some(remembered) = DefaultModel::read(home) {
-        return Ok(remembered);
-    }
+    DefaultModel::read(home).map_or_else(|| suited(home), Ok)
+}
+
+/// The model that suits this device.
+fn suited(home: &Home) -> Result<DefaultModel> {
     let threads = threads_of_machine();
     let bandwidth = LazyCell::new(|| read_bandwidth(threads, BUFFER_BYTES));
     let facts = Facts {
@@ -60,17 +65,17 @@ pub fn current(home: &Home) -> Result<DefaultModel> {
 
 /// [`current`]; a choice that was made just now is explained, and to be remembered once the model is here.
 pub fn chosen(home: &Home) -> Result<(DefaultModel, bool)> {
-    let is_new = DefaultModel::read(home).is_none();
-    let choice = current(home)?;
-    if is_new {
-        let DefaultModel { model, why } = &choice;
-        let size = catalogue().find(model).map_or(0, CatalogueModel::bytes);
-        out::note(&format!(
-            "using {model} ({}): {why}; haversack models lists others, haversack pull NAME --default chooses one",
-            human(size)
-        ));
+    if let Some(remembered) = DefaultModel::read(home) {
+        return Ok((remembered, false));
     }
-    Ok((choice, is_new))
+    let choice = suited(home)?;
+    let DefaultModel { model, why } = &choice;
+    let size = catalogue().find(model).map_or(0, CatalogueModel::bytes);
+    out::note(&format!(
+        "using {model} ({}): {why}; haversack models lists others, haversack pull NAME --default chooses one",
+        human(size)
+    ));
+    Ok((choice, true))
 }
 
 /// The error of a choice that could not be fetched, with what can be done about it.
@@ -132,7 +137,7 @@ fn unfit(model: &CatalogueModel, facts: Facts<'_>, is_here: bool) -> Option<Stri
     if !is_here && bytes > DOWNLOAD_BYTES_MAX {
         return Some(format!("is a download of {}", human(bytes)));
     }
-    let disk = bytes + bytes / 100 * PACKED_PERCENT_MAX;
+    let disk = bytes + packed_bytes_max(bytes);
     if let Some(free) = facts.free_bytes.filter(|&free| !is_here && free < disk) {
         let (disk, free) = (human(disk), human(free));
         return Some(format!(

@@ -8,7 +8,7 @@ use haversack::text::chat::{EncodedChat, Speaker, encode_chat_with_borders};
 use haversack::text::template::{Message, RenderOptions};
 use haversack_testing::models::Spec;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -179,20 +179,7 @@ fn whole_turns_leave_a_conversation() {
         .into_iter()
         .chain(flags)
         .collect();
-    let mut child = bench.sandbox.command(&arguments);
-    let mut child = child
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(input.as_bytes())
-        .unwrap();
-    let ended = common::ended(child.wait_with_output().unwrap());
+    let ended = bench.sandbox.run_with(&arguments, &input);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let answers: Vec<&str> = ended.stdout.lines().collect();
     assert_eq!(answers.len(), asked.len(), "{}", ended.stdout);

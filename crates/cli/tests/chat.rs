@@ -20,14 +20,9 @@ fn start(sandbox: &Sandbox, model: &Path, arguments: &[&str]) -> Child {
 }
 
 fn talk(sandbox: &Sandbox, model: &Path, arguments: &[&str], input: &str) -> Ended {
-    let mut child = start(sandbox, model, arguments);
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(input.as_bytes())
-        .unwrap();
-    ended(child.wait_with_output().unwrap())
+    let mut all = vec!["chat", text(model), "--temperature", "0"];
+    all.extend(arguments);
+    sandbox.run_with(&all, input)
 }
 
 #[test]

@@ -3,11 +3,9 @@
 
 use crate::common;
 
-use common::{Ended, Sandbox, ended, text};
+use common::{Ended, Sandbox, given, text};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/tiny.gguf")
@@ -22,14 +20,9 @@ fn talk(sandbox: &Sandbox, flags: &[&str], input: &str) -> Ended {
     let mut command = sandbox.command(&words);
     command
         .current_dir(sandbox.directory.path())
-        .env("HOME", sandbox.directory.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+        .env("HOME", sandbox.directory.path());
     // A chat that ended at an error reads no more.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    ended(child.wait_with_output().unwrap())
+    given(&mut command, input).0
 }
 
 fn said(sandbox: &Sandbox, flags: &[&str], input: &str) -> Ended {

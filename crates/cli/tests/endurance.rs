@@ -5,7 +5,7 @@ use crate::common;
 
 use common::group::Group;
 use common::server::{Server, content};
-use common::{Ended, PATIENCE, Sandbox, ended, model, smollm2, text};
+use common::{Ended, PATIENCE, Sandbox, model, smollm2, text};
 use haversack_testing::quota::is_long;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -645,14 +645,5 @@ fn talk(sandbox: &Sandbox, model: &Path, memory: &str, input: &str) -> Ended {
     let session = format!("document-{memory}");
     let mut words = vec!["chat", text(model), "--session", &session, "--explain"];
     words.extend(["--memory", memory, "--temperature", "0", "-n", "60"]);
-    let mut child = sandbox
-        .command(&words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let stdin = child.stdin.take().unwrap();
-    { stdin }.write_all(input.as_bytes()).unwrap();
-    ended(child.wait_with_output().unwrap())
+    sandbox.run_with(&words, input)
 }

@@ -243,7 +243,7 @@ fn what_a_hub_refuses_is_one_line_and_leaves_nothing() {
     }
 }
 
-/// The token is for the hub. Where its redirects lead is nobody's business.
+/// The token is for the hub, not for the hosts that its redirects lead to.
 #[test]
 fn a_token_goes_to_the_hub_only() {
     let hub = FakeHub::new(&[("tiny.gguf", &tiny())]).redirecting();

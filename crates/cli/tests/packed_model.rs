@@ -3,13 +3,13 @@
 use crate::common;
 
 use common::server::Server;
-use common::{Ended, Sandbox, ended, smollm2, text};
+use common::{Ended, Sandbox, smollm2, text};
 use haversack::kernels::format::WeightType;
 use haversack_testing::models::{Mix, Spec};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -539,20 +539,7 @@ fn a_catalogue_model_is_kept_packed() {
             "--memory",
             "64M",
         ];
-        let mut child = sandbox
-            .command(&flags)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(text.as_bytes())
-            .unwrap();
-        let ended = ended(child.wait_with_output().unwrap());
+        let ended = sandbox.run_with(&flags, text);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         ended.stdout
     };

@@ -3,11 +3,9 @@
 use crate::common;
 
 use common::server::Server;
-use common::{Ended, Sandbox, ended, text};
+use common::{Ended, Sandbox, text};
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/tiny.gguf")
@@ -112,19 +110,7 @@ fn chat(sandbox: &Sandbox, flags: &[&str], input: &str) -> Ended {
     let mut words = vec!["chat", text(&model), "-n", "4", "--temperature", "0"];
     words.extend(FLAGS);
     words.extend(flags);
-    let mut command = sandbox.command(&words);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(input.as_bytes())
-        .unwrap();
-    let ended = ended(child.wait_with_output().unwrap());
+    let ended = sandbox.run_with(&words, input);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     ended
 }

@@ -19,7 +19,7 @@ mod compare;
 mod masks;
 
 use common::server::Server;
-use common::{Ended, Sandbox, ended, text};
+use common::{Ended, Sandbox, given, text};
 use compare::{Difference, Intended};
 use haversack::gguf::write::Planned;
 use haversack::kernels::format::WeightType;
@@ -31,7 +31,6 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 /// In a record in place of a document.
@@ -289,17 +288,11 @@ impl Stage {
         let words = self.words(&case.line, sandbox)?;
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut command = sandbox.command(&words);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
         command.current_dir(sandbox.directory.path());
         // Help is as wide as the terminal, where one is named.
         command.env_remove("COLUMNS");
-        let mut child = command.spawn().unwrap();
         // A program that ends early does not read.
-        let _ = child.stdin.take().unwrap().write_all(case.stdin.as_bytes());
-        Some(ended(child.wait_with_output().unwrap()))
+        Some(given(&mut command, &case.stdin).0)
     }
 
     fn commands(&self) -> Records {

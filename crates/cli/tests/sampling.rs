@@ -3,14 +3,13 @@
 use crate::common;
 
 use common::server::{Server, events};
-use common::{Sandbox, ended, text};
+use common::{Sandbox, text};
 use haversack::gguf::write::{Meta, Planned};
 use haversack::kernels::format::WeightType;
 use haversack_testing::models::{Mix, Spec};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::Stdio;
 
 /// A name that the catalogue knows; it says temperature 0.2 and top-p 0.9 of it.
 const KNOWN: &str = "smollm2-135m-instruct-q4_1.gguf";
@@ -280,15 +279,7 @@ fn run_and_chat_end_what_repeats_itself_where_they_should() {
         let mut line = vec!["chat", text(&path), "-n", "200", "--repack", "off"];
         line.extend(["--logit-bias", &bias]);
         line.extend(more);
-        let mut child = sandbox
-            .command(&line)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(b"hello\n").unwrap();
-        let ended = ended(child.wait_with_output().unwrap());
+        let ended = sandbox.run_with(&line, "hello\n");
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         ended.stderr
     };
@@ -324,15 +315,7 @@ fn run_stays_greedy_and_chat_suits_the_model() {
     let chat = |path: &PathBuf, more: &[&str]| {
         let mut line = vec!["chat", text(path), "-n", "24", "--repack", "off"];
         line.extend(more);
-        let mut child = sandbox
-            .command(&line)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(b"the cat\n").unwrap();
-        ended(child.wait_with_output().unwrap()).stdout
+        sandbox.run_with(&line, "the cat\n").stdout
     };
     let likeliest = chat(&warm, &["--temperature", "0"]);
     assert_ne!(chat(&warm, &[]), likeliest);

@@ -168,20 +168,7 @@ fn an_answer_is_drawn_in_a_terminal_only() {
     let Some(drawn) = seen(&sandbox, &flags, &[], &typed) else {
         return;
     };
-    let mut child = sandbox
-        .command(&flags)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(question.as_bytes())
-        .unwrap();
-    let piped = common::ended(child.wait_with_output().unwrap()).stdout;
+    let piped = sandbox.run_with(&flags, question).stdout;
     assert!(piped.contains("```python\n"), "{piped}");
     assert!(drawn.contains("\x1b[2mpython\x1b[0m\r\n  def "), "{drawn}");
     assert!(!drawn.contains("```"), "{drawn}");

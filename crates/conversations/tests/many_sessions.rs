@@ -939,8 +939,8 @@ fn a_slow_disk_holds_up_its_own_session_only() {
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
 }
 
-/// A file that takes long to verify holds up the requests of its session only. Whoever comes for it first has it: a command,
-/// or another process once no request waits for it.
+/// A file that takes long to verify holds up the requests of its session only. A command takes it before the thread that was to
+/// verify it begins, and another process may have it once no request waits for it.
 #[test]
 fn a_long_file_holds_up_its_own_session_only() {
     let dir = tempfile::tempdir().unwrap();

@@ -47,7 +47,14 @@ fn options(dir: &Path, settings: SessionSettings) -> SessionOptions {
     }
 }
 
-/// What nobody asks about.
+fn capacity(tokens: usize) -> SessionSettings {
+    SessionSettings {
+        capacity: Some(tokens),
+        ..SessionSettings::default()
+    }
+}
+
+/// What no question is about.
 fn small_talk(i: usize) -> String {
     let things = [
         "lamp", "river", "violin", "bread", "glove", "comet", "fence",
@@ -98,11 +105,7 @@ fn by(answer: &TurnAnswer, number: u64) -> Option<Ranking> {
 fn a_turn_comes_back_by_its_words() {
     let dir = tempfile::tempdir().unwrap();
     let model = tiny(dir.path());
-    let capacity = SessionSettings {
-        capacity: Some(400),
-        ..SessionSettings::default()
-    };
-    let options = options(dir.path(), capacity);
+    let options = options(dir.path(), capacity(400));
     let mut answers: Vec<TurnAnswer> = Vec::new();
     // Without a budget; with one that leaves few words in memory; and resumed before every question.
     for (name, resumes, budget) in [
@@ -165,11 +168,7 @@ fn a_turn_comes_back_by_its_words() {
 fn turns_without_an_embedding_are_ranked_by_words() {
     let dir = tempfile::tempdir().unwrap();
     let model = tiny(dir.path());
-    let capacity = SessionSettings {
-        capacity: Some(400),
-        ..SessionSettings::default()
-    };
-    let options = options(dir.path(), capacity);
+    let options = options(dir.path(), capacity(400));
     let mut runtime = runtime(&model, dir.path(), None);
     let mut sessions = Sessions::new(&runtime, options.clone()).unwrap();
     let id = sessions.create(&mut runtime, "later", "", 0).unwrap();

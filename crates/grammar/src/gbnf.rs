@@ -60,12 +60,7 @@ pub fn to_lark(source: &str) -> Result<String, GrammarError> {
             }
         }
     }
-    let max = limits::GRAMMAR_LEVELS;
-    let levels = bodies.len() + writer.count;
-    if levels > max {
-        let what = format!("too many rules and groups: {levels}; accepted: at most {max}");
-        return Err(syntax(source, 0, what));
-    }
+    check_levels(source, bodies.len() + writer.count)?;
     let start = writer.rule(&Node::Rule(root));
     Ok(format!("start: {start}\n{}", writer.lark))
 }
@@ -79,6 +74,16 @@ pub fn syntax(source: &str, at: usize, what: String) -> GrammarError {
         column: before[line_start..].chars().count() + 1,
         what,
     }
+}
+
+/// Refuses a grammar with too many rules, terminals and groups.
+pub fn check_levels(source: &str, levels: usize) -> Result<(), GrammarError> {
+    let max = limits::GRAMMAR_LEVELS;
+    if levels <= max {
+        return Ok(());
+    }
+    let what = format!("too many rules and groups: {levels}; accepted: at most {max}");
+    Err(syntax(source, 0, what))
 }
 
 struct Rule<'a> {
@@ -439,15 +444,9 @@ impl Writer {
 
     fn terminal_body(&mut self, node: &Node) -> String {
         match node {
-            Node::Choice(parts) => {
-                let parts: Vec<String> = parts.iter().map(|part| self.terminal(part)).collect();
-                parts.join(" | ")
-            }
+            Node::Choice(parts) => separated(parts, " | ", |part| self.terminal(part)),
             Node::Sequence(parts) if parts.is_empty() => literal(""),
-            Node::Sequence(parts) => {
-                let parts: Vec<String> = parts.iter().map(|part| self.terminal(part)).collect();
-                parts.join(" ")
-            }
+            Node::Sequence(parts) => separated(parts, " ", |part| self.terminal(part)),
             Node::Repeat(part, min, max) => repeated(self.terminal(part), *min, *max),
             node => self.terminal(node),
         }
@@ -468,10 +467,7 @@ impl Writer {
 
     fn rule_body(&mut self, node: &Node) -> String {
         match node {
-            Node::Choice(parts) => {
-                let parts: Vec<String> = parts.iter().map(|part| self.rule_body(part)).collect();
-                parts.join(" | ")
-            }
+            Node::Choice(parts) => separated(parts, " | ", |part| self.rule_body(part)),
             Node::Sequence(parts) if !self.is_regular(node) => {
                 // Regular parts side by side are one terminal.
                 let mut written = Vec::new();
@@ -512,6 +508,11 @@ impl Writer {
     }
 }
 
+fn separated(parts: &[Node], by: &str, write: impl FnMut(&Node) -> String) -> String {
+    let parts: Vec<String> = parts.iter().map(write).collect();
+    parts.join(by)
+}
+
 fn repeated(part: String, min: u32, max: Option<u32>) -> String {
     match (min, max) {
         (_, Some(0)) => literal(""),
@@ -534,8 +535,16 @@ fn literal(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// An error that names its place first.
+    pub fn expect_fault(source: &str, error: &str, place: &str, what: &str) {
+        assert!(
+            error.starts_with(place) && error.contains(what),
+            "{source}: {error}"
+        );
+    }
 
     fn error(source: &str) -> String {
         to_lark(source).err().unwrap().to_string()
@@ -630,11 +639,7 @@ mod tests {
             ("root ::= <|im_end|>", "line 1, column 10", "tokens"),
             ("* ::= \"a\"", "line 1, column 1", "name"),
         ] {
-            let error = error(source);
-            assert!(
-                error.starts_with(place) && error.contains(what),
-                "{source}: {error}"
-            );
+            expect_fault(source, &error(source), place, what);
         }
         let deep = format!("root ::= {}\"a\"{}", "(".repeat(100), ")".repeat(100));
         assert!(error(&deep).contains("too deeply"), "{}", error(&deep));

@@ -4,7 +4,7 @@
 //! (intersections, negations, substrings), what the compiler would take from elsewhere (other grammars, tokens by number),
 //! and what asks for another engine (stop strings, temperatures).
 
-use crate::gbnf::syntax;
+use crate::gbnf::{check_levels, syntax};
 use crate::{GrammarError, limits, schema};
 use serde_json::{Deserializer, Value as Json};
 
@@ -75,11 +75,7 @@ pub fn check(source: &str) -> Result<CheckedLark, GrammarError> {
         }
         at += taken;
     }
-    let max = limits::GRAMMAR_LEVELS;
-    if levels > max {
-        let what = format!("too many rules and groups: {levels}; accepted: at most {max}");
-        return Err(syntax(source, 0, what));
-    }
+    check_levels(source, levels)?;
     Ok(checked)
 }
 
@@ -154,6 +150,7 @@ pub fn refused(message: &str) -> Option<GrammarError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gbnf::tests::expect_fault;
 
     fn error(source: &str) -> String {
         check(source).err().unwrap().to_string()
@@ -197,11 +194,7 @@ mod tests {
                 "not JSON",
             ),
         ] {
-            let error = error(source);
-            assert!(
-                error.starts_with(place) && error.contains(what),
-                "{source}: {error}"
-            );
+            expect_fault(source, &error(source), place, what);
         }
         let deep = format!("start: {}\"a\"{}", "(".repeat(2000), ")".repeat(2000));
         assert!(error(&deep).contains("2001"), "{}", error(&deep));

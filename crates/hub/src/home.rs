@@ -42,6 +42,20 @@ impl Home {
         &self.0
     }
 
+    /// The folder that models go to, or the nearest above it that is there: it is on the same disk.
+    pub fn models_disk(&self) -> PathBuf {
+        let models = self.models();
+        let existing = models.ancestors().find(|folder| folder.exists());
+        existing.unwrap_or(self.path()).to_path_buf()
+    }
+
+    /// Removes the folders of the home above a file that is not there, as far as nothing else is in them.
+    pub(crate) fn remove_empty_folders(&self, file: &Path) {
+        let above = file.ancestors().skip(1);
+        let is_inside = |folder: &&Path| folder.starts_with(self.path()) && *folder != self.path();
+        let _ = above.take_while(is_inside).try_for_each(fs::remove_dir);
+    }
+
     pub fn models(&self) -> PathBuf {
         self.0.join("models")
     }

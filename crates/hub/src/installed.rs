@@ -127,10 +127,7 @@ pub fn remove(home: &Home, files: &[PathBuf]) -> Result<(), HubError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => removed.doing(|| format!("cannot remove {}", path.display()))?,
         }
-        let above = path.ancestors().skip(1);
-        let mut inside =
-            above.take_while(|folder| folder.starts_with(home.path()) && *folder != home.path());
-        let _ = inside.try_for_each(fs::remove_dir);
+        home.remove_empty_folders(path);
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::args;
 use crate::commands::models;
 use crate::commands::pack::{self, Converted};
-use crate::default_model::{self, PACKED_PERCENT_MAX};
+use crate::default_model;
 use crate::error::usage;
 use crate::out;
 use crate::resolve::{self, main_file};
@@ -178,12 +178,7 @@ fn check_can_be_packed(home: &Home, model: &CatalogueModel, file: &CatalogueFile
     } else {
         file.bytes
     };
-    let packed = (file.bytes / 100).saturating_mul(PACKED_PERCENT_MAX);
-    let models = home.models();
-    let existing = models.ancestors().find(|folder| folder.exists());
-    fetch::enough_space(
-        existing.unwrap_or(home.path()),
-        missing.saturating_add(packed),
-    )?;
+    let packed = default_model::packed_bytes_max(file.bytes);
+    fetch::enough_space(&home.models_disk(), missing.saturating_add(packed))?;
     Ok(())
 }

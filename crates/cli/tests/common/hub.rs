@@ -9,11 +9,11 @@ use std::thread;
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What goes wrong with downloads, the first so many times.
+/// What goes wrong with the first downloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Status(&'static str),
-    /// The connection ends after so many bytes of a body.
+    /// The connection ends after this many bytes of a body.
     CutAfter(usize),
     /// Other bytes, as many.
     WrongBytes,
@@ -197,7 +197,7 @@ fn reply(state: &mut State, own: &str, seen: &Seen) -> Vec<u8> {
     }
 }
 
-/// With the body cut after so many bytes.
+/// With the body cut after `cut` bytes.
 fn message(status: &str, headers: &[String], body: &[u8], cut: usize) -> Vec<u8> {
     let mut head = format!(
         "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n",

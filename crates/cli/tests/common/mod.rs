@@ -8,6 +8,7 @@ pub mod hub;
 pub mod server;
 
 use serde_json::Value;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -131,6 +132,24 @@ impl Sandbox {
     pub fn run(&self, arguments: &[&str]) -> Ended {
         ended(self.command(arguments).output().unwrap())
     }
+
+    /// With this on stdin, all of which is read.
+    pub fn run_with(&self, arguments: &[&str], input: &str) -> Ended {
+        let (ended, written) = given(&mut self.command(arguments), input);
+        written.unwrap();
+        ended
+    }
+}
+
+/// Runs a command with this on stdin. Writing it fails where the program ends before it has read all.
+pub fn given(command: &mut Command, input: &str) -> (Ended, io::Result<()>) {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let written = child.stdin.take().unwrap().write_all(input.as_bytes());
+    (ended(child.wait_with_output().unwrap()), written)
 }
 
 /// A file of keys, which only its owner may read.

@@ -299,17 +299,17 @@ impl<'a> Admission<'a> {
         question: usize,
         answer: Option<usize>,
     ) -> SessionResult<Option<Admit>> {
-        let sessions = self.resources.sessions_mut()?;
-        if !sessions.is_file_ready(session) {
-            return Ok(Some(Admit::Blocked));
-        }
-        if self.is_batch_empty() {
-            return Ok(None);
-        }
+        let is_batch_empty = self.is_batch_empty();
         let Resources {
             runtime, sessions, ..
         } = &mut *self.resources;
         let sessions = sessions.as_mut().ok_or(SessionError::NoSessions)?;
+        if !sessions.is_file_ready(session) {
+            return Ok(Some(Admit::Blocked));
+        }
+        if is_batch_empty {
+            return Ok(None);
+        }
         let needs = sessions.resumed_turn_needs(runtime, session, question, answer);
         let admit = needs.map(|(bytes, rows)| self.make_room(bytes, rows, false, None));
         Ok(admit.filter(|admit| *admit != Admit::Now))

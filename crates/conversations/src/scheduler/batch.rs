@@ -13,14 +13,13 @@ use super::resources::Resources;
 use super::running::{CompletionWork, RunningRequest, RunningWork};
 use crate::session::{
     Embed, EndedTurn, Owner, RebuildShare, STEP_TOKENS_MAX, SessionError, SessionId, SessionResult,
-    Sessions, TurnAnswer, TurnInProgress,
+    Sessions, TurnAnswer, TurnInProgress, embed_later,
 };
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
     GenerateEvent, GenerateTimes, Runtime, SequenceId, SequenceUsage, StepError,
 };
 use haversack_engine::step::{LogitRows, StepSpan};
-use haversack_memory::background;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -65,10 +64,7 @@ impl EmbeddingTask {
         if encoder.is_quick() {
             return EmbeddingTask::Done(encoder.embed(&text).ok().map(Box::new));
         }
-        EmbeddingTask::Running(std::thread::spawn(move || {
-            background::lower_priority();
-            encoder.embed(&text).ok()
-        }))
+        EmbeddingTask::Running(embed_later(encoder, text))
     }
 
     fn is_done(&self) -> bool {

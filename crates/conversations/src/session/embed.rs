@@ -30,9 +30,8 @@ impl Embed for Encoder {
     }
 }
 
-/// Embeds a text on a thread of its own, while its tokens are read.
-pub(super) fn embed_later(encoder: Arc<dyn Embed>, text: &str) -> JoinHandle<Option<Embedding>> {
-    let text = text.to_owned();
+/// Embeds a text on a thread of its own, while others work.
+pub(crate) fn embed_later(encoder: Arc<dyn Embed>, text: String) -> JoinHandle<Option<Embedding>> {
     std::thread::spawn(move || {
         background::lower_priority();
         encoder.embed(&text).ok()

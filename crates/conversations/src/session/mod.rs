@@ -95,6 +95,7 @@ mod words;
 pub(crate) use condensing::RebuildShare;
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
 pub use embed::Embed;
+pub(crate) use embed::embed_later;
 pub use error::{SessionError, SessionResult, SharedError};
 pub use folder::{RemovalCause, RemovedSession, SessionFolder};
 pub use identity::Identity;

@@ -149,6 +149,12 @@ impl Ranker<'_> {
         index: &WordIndex,
         ranks: &mut [Option<Rank>],
     ) {
+        let (max, least) = match relevance {
+            // Nothing is chosen.
+            Relevance::All => return,
+            Relevance::Threshold(least) => (usize::MAX, least),
+            Relevance::Top { turns, least, .. } => (turns, least),
+        };
         let mut ranking = WordRanking::new(question);
         let turns = &self.transcript.turns;
         let unranked: Vec<usize> = (0..turns.len()).filter(|&i| ranks[i].is_none()).collect();
@@ -159,12 +165,6 @@ impl Ranker<'_> {
         unranked.iter().map(words).for_each(|w| ranking.count(&w));
         let scores = unranked.iter().map(words).map(|w| ranking.score(&w));
         let scores: Vec<f64> = scores.collect();
-        let (max, least) = match relevance {
-            // Nothing is chosen.
-            Relevance::All => return,
-            Relevance::Threshold(least) => (usize::MAX, least),
-            Relevance::Top { turns, least, .. } => (turns, least),
-        };
         for (i, rank) in unranked.into_iter().zip(ranking.ranks(&scores, max)) {
             ranks[i] = rank.filter(|&rank| rank >= least).map(|similarity| Rank {
                 similarity,

@@ -30,13 +30,16 @@ pub(super) struct RecalledTurns {
 }
 
 impl OpenSession {
-    /// Brings the words of the turns up to date, as far as they may be kept in memory.
+    /// Brings the words of the turns up to date, as far as they may be kept in memory and turns are chosen at all.
     pub fn index_words(
         &mut self,
         runtime: &Runtime,
         layout: &ChatLayout,
         has_encoder: bool,
     ) -> SessionResult {
+        if self.limits.relevance == Relevance::All {
+            return Ok(());
+        }
         let budget = runtime.ledger().budget.unwrap_or(usize::MAX);
         let bytes_max = WORDS_BYTES_MAX.min(budget / WORDS_SHARE);
         let ranker = Ranker::new(&self.transcript, &self.log, layout)?;

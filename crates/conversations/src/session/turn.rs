@@ -630,7 +630,7 @@ impl Sessions {
         let dropped = self.dropped();
         let session = self.session_mut(runtime, id)?;
         let prepared = PreparedTurn::new(runtime, id, session, question, &layout, &dropped)?;
-        message.embedding = encoder.map(|encoder| embed_later(encoder, text));
+        message.embedding = encoder.map(|encoder| embed_later(encoder, text.to_owned()));
         let tokens = prepared.prompt.clone();
         Ok((prepared, Stage::Telling { tokens, read: 0 }))
     }

@@ -140,6 +140,8 @@ pub struct CallConstraint {
     call: Option<Call>,
     /// Bytes of the answer.
     bytes: usize,
+    /// Every token: text is free.
+    all: SimpleVob,
     allowed: SimpleVob,
 }
 
@@ -162,6 +164,7 @@ impl CallConstraint {
     pub fn new(reader: CallReader, grammar: GrammarState, env: TokEnv) -> CallConstraint {
         CallConstraint {
             reader,
+            all: SimpleVob::alloc(env.tok_trie().vocab_size()).negated(),
             env,
             grammar,
             call: None,
@@ -184,7 +187,7 @@ impl Constraint for CallConstraint {
                 allowed.or(&mask);
                 allowed
             }
-            (Stage::Text | Stage::Call { .. }, _) => SimpleVob::alloc(trie.vocab_size()).negated(),
+            (Stage::Text | Stage::Call { .. }, _) => return Ok(self.all.as_slice()),
         };
         Ok(self.allowed.as_slice())
     }
@@ -239,6 +242,7 @@ impl Constraint for CallConstraint {
                 ..*call
             }),
             bytes: self.bytes,
+            all: self.all.clone(),
             allowed: self.allowed.clone(),
         })
     }

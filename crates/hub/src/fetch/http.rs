@@ -46,7 +46,7 @@ pub fn fetch(
     Ok(())
 }
 
-/// A short document, at most so many bytes of it.
+/// A document of at most `bytes_max` bytes.
 pub fn get(url: &str, bytes_max: usize, options: &FetchOptions) -> Result<Vec<u8>, FetchFailure> {
     let agent = agent(options);
     for attempt in 1.. {

@@ -92,7 +92,7 @@ pub fn model(
     for (index, file) in model.files.iter().enumerate() {
         let later = &model.files[index + 1..];
         let one = one_file(home, model, file, later, options, &mut wheels).map_err(|error| {
-            remove_empty_folders(home, &home.fetched(file));
+            home.remove_empty_folders(&home.fetched(file));
             HubError::Model {
                 model: model.name.clone(),
                 error: Box::new(error),
@@ -101,13 +101,6 @@ pub fn model(
         fetched.push(one);
     }
     Ok(fetched)
-}
-
-/// The folders of the home above a file that did not come, as far as nothing else is in them.
-fn remove_empty_folders(home: &Home, file: &Path) {
-    let above = file.ancestors().skip(1);
-    let mut inside = above.take_while(|folder| *folder != home.path());
-    let _ = inside.try_for_each(std::fs::remove_dir);
 }
 
 /// Where a download that is not whole is kept.

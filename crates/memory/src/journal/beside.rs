@@ -7,7 +7,7 @@ use std::time::Duration;
 
 type Work<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// Work that another thread runs, or whoever waits for it first.
+/// Work that another thread runs, or the one that waits for it if it has not begun.
 #[must_use]
 pub(super) struct BesideTask<T>(Arc<Slot<T>>);
 

@@ -7,7 +7,7 @@ import { Message } from "./message.js";
 import * as settings from "./settings.js";
 
 const chats = new Map();
-/** The server shows so many turns of a session, the last ones. */
+/** The server shows the last turns of a session, at most this many. */
 const TURNS_SHOWN = 256;
 
 const $ = (id) => document.getElementById(id);
