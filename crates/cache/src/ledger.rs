@@ -47,8 +47,8 @@ impl Ledger {
         self.own() + self.heap
     }
 
-    /// The same without the heap.
-    fn own(&self) -> usize {
+    /// The same without the heap: what the store enforces its budget on.
+    pub fn own(&self) -> usize {
         self.kv_live + self.kv_ahead + self.kv_promised + self.heap_accounts()
     }
 

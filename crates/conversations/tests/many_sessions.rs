@@ -219,6 +219,60 @@ fn other_requests_change_no_turn() {
     }
 }
 
+/// What the process has on its heap is counted once. Counted twice, turns that fit were opened, did not fit, and were suspended
+/// for the next one that did not fit either: 23 times a turn. A turn alone keeps what it has whatever others have on the heap.
+#[test]
+fn the_heap_is_counted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = tiny(dir.path());
+    let truth = alone(&model, dir.path(), 6);
+    let (one, kept) = sizes(&model, dir.path());
+    let heap = 6 * one;
+    let budget = heap + 5 * one + kept;
+    let mut scheduler = scheduler(&model, dir.path(), "scheduler", Some(budget));
+    for name in NAMES {
+        scheduler.create_session(name, "", OPENING, 0).unwrap();
+    }
+    for round in 0..6 {
+        let is_alone = round == 5;
+        let beside = Request {
+            options: GenerateOptions {
+                tokens_max: Some(1000),
+                ignore_end: true,
+                ..GenerateOptions::default()
+            },
+            ..Request::completion(spec.ids(20))
+        };
+        let beside = (!is_alone).then(|| scheduler.submit(beside).unwrap());
+        // They take places one after the other, and bytes are freed in between.
+        let mut said = HashMap::new();
+        for (who, name) in NAMES.into_iter().enumerate() {
+            let id = scheduler.submit(turn(who, round)).unwrap();
+            for steps in 0.. {
+                assert!(steps < 10_000, "{name} is never answered");
+                let level = if is_alone { budget - kept } else { heap } - steps % 2;
+                scheduler.set_heap_bytes(level, 0);
+                step(&mut scheduler, &mut |request_id, event| match event {
+                    RequestEvent::TurnSaved(answer) => drop(said.insert(request_id, *answer)),
+                    RequestEvent::Failed(why) => panic!("{request_id:?}: {why}"),
+                    _ => {}
+                });
+                if said.contains_key(&id) {
+                    break;
+                }
+            }
+            let (said, truth) = (&said[&id], &truth[who][round]);
+            assert_eq!(said.tokens, truth.tokens, "{name}, round {round}");
+            assert_eq!(said.context, truth.context, "{name}, round {round}");
+            assert_eq!(scheduler.active(), usize::from(!is_alone), "{name} waited");
+            if !is_alone {
+                assert_eq!(scheduler.stats().suspensions.for_others, 0);
+            }
+        }
+        beside.map(|id| scheduler.cancel(id).unwrap());
+    }
+}
+
 /// A session that does not fit now waits until it can be opened whole: turns that stayed in its file would be missing in the
 /// answer.
 #[test]

@@ -108,7 +108,7 @@ pub(super) fn fits(
     };
     let scratch = runtime.scratch_growth(id, coming as usize)? as u64;
     let wanted = growth_bytes(runtime, id, coming)?.saturating_add(scratch);
-    Ok((ledger.total() as u64).saturating_add(wanted) <= budget as u64)
+    Ok((ledger.own() as u64).saturating_add(wanted) <= budget as u64)
 }
 
 /// Bytes that a sequence will hold after `coming` more tokens, at most.

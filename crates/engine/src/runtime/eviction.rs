@@ -296,7 +296,7 @@ impl Protection {
 /// the device has left do not count: tokens would depend on them.
 fn budget_used(runner: &ModelRunner, rules: &RetentionRules) -> f32 {
     let ledger = runner.store.ledger();
-    let share = |budget: usize| (ledger.total() - ledger.heap) as f32 / budget.max(1) as f32;
+    let share = |budget: usize| ledger.own() as f32 / budget.max(1) as f32;
     let named = ledger.budget.filter(|_| !rules.budget_follows_device);
     named.map_or(1.0, share)
 }
