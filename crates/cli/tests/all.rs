@@ -10,6 +10,7 @@ mod compare;
 mod contract;
 mod endurance;
 mod fuzz;
+mod loops;
 mod models;
 mod packed_model;
 mod page;

@@ -3,7 +3,7 @@
 
 use crate::common;
 
-use common::server::Server;
+use common::server::{Server, events};
 use common::{Sandbox, model};
 use haversack_testing::quota::is_long;
 use serde_json::{Value, json};
@@ -121,4 +121,81 @@ fn the_right_tool_is_called() {
     );
     assert!(right * 10 >= all * 9, "{right} of {all} right");
     assert!(unneeded * 20 <= none, "{unneeded} of {none} needless");
+}
+
+/// Results as functions give them, by prompt.
+const RESULTS: [(&str, &str); 6] = [
+    (
+        "What is the weather in Paris right now?",
+        r#"{"city":"Paris","temperature_c":17,"sky":"light rain"}"#,
+    ),
+    (
+        "What time is it in Sydney?",
+        r#"{"city":"Sydney","time":"16:05"}"#,
+    ),
+    (
+        "Remind me on Friday to pay the rent.",
+        r#"{"created":true,"id":7}"#,
+    ),
+    (
+        "Search for vegan restaurants that opened this year in Vienna.",
+        r#"[{"title":"Green Fork opens in Neubau"},{"title":"Bohne, vegan bistro, Wieden"}]"#,
+    ),
+    (
+        "I have 5000 Indian rupees. How much is that in euros at today's rate?",
+        r#"{"amount":5000,"from":"INR","to":"EUR","result":48.9}"#,
+    ),
+    (
+        "Dim the bedroom light to 20 percent.",
+        r#"{"room":"bedroom","on":true,"brightness":20}"#,
+    ),
+];
+
+/// With the result of its call in front of it, the model makes four of these six calls once more, and writes two results down as
+/// they came. A client gets a text.
+#[test]
+fn a_call_that_was_answered_is_not_made_again() {
+    if !is_long() {
+        println!("SKIPPED: part of the long form");
+        return;
+    }
+    let Some(model) = model("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf") else {
+        return;
+    };
+    let server = Server::start_with(Sandbox::shared(), &model, &[]);
+    let cases: Value = serde_json::from_str(include_str!("tools.json")).unwrap();
+    for (prompt, result) in RESULTS {
+        let question = json!({ "role": "user", "content": prompt });
+        let mut body = json!({ "tools": cases["tools"], "temperature": 0, "max_tokens": 256 });
+        body["messages"] = json!([question]);
+        let (status, answer) = server.post_slowly("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let called = answer["choices"][0]["message"].clone();
+        let id = &called["tool_calls"][0]["id"];
+        assert!(id.is_string(), "{answer}");
+        let result = json!({ "role": "tool", "tool_call_id": id, "content": result });
+        body["messages"] = json!([question, called, result]);
+        let (status, whole) = server.post_slowly("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{whole}");
+        let text = whole["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap_or_default();
+        println!("{prompt} {text}");
+        assert!(
+            !text.is_empty() && !text.contains("<tool_response>"),
+            "{whole}"
+        );
+        assert_eq!(whole["choices"][0]["finish_reason"], "stop", "{whole}");
+        // As a stream, the same.
+        body["stream"] = json!(true);
+        let request = Server::request("POST", "/v1/chat/completions", "", &body.to_string());
+        let (_, _, streamed) = server.raw(&request);
+        let pieces = events(&streamed).into_iter();
+        let pieces = pieces.filter_map(|e| {
+            e["choices"][0]["delta"]["content"]
+                .as_str()
+                .map(str::to_owned)
+        });
+        assert_eq!(pieces.collect::<String>(), text);
+    }
 }

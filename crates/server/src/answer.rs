@@ -1,6 +1,7 @@
 //! Answers of the chat and completion APIs: one document, or a stream of events.
 
 use super::fail::Fail;
+use super::generation::Generation;
 use super::json::list;
 use super::limits;
 use super::request::CheckedRequest;
@@ -13,7 +14,7 @@ use haversack::engine::runtime::Finish;
 use haversack::grammar::{AnswerPart, CallReader, Functions};
 use haversack::memory::clock::since_1970;
 use haversack::session::Ranking;
-use haversack::{AnswerEvent, AnswerEvents, ContextSeen, Error, EventOptions, Logprob, Report};
+use haversack::{AnswerEvent, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,14 +67,14 @@ struct Head {
 pub async fn answer(
     server: Arc<ServerState>,
     api: Api,
-    request: CheckedRequest,
+    mut request: CheckedRequest,
 ) -> Result<Response, Fail> {
     let choices = request.requests.len();
     let options = EventOptions {
         logprobs: request.logprobs,
         ..EVENTS
     };
-    let events = server.client().submit(request.requests, options).await?;
+    let events = Generation::begin(&server, &mut request, options).await?;
     let now = since_1970();
     let head = Head {
         callable: request.callable,
@@ -91,7 +92,7 @@ pub async fn answer(
     }
 }
 
-async fn whole(head: Head, mut events: AnswerEvents, choices: usize) -> Result<Response, Fail> {
+async fn whole(head: Head, mut events: Generation, choices: usize) -> Result<Response, Fail> {
     let mut logprobs = vec![Vec::new(); choices];
     // By choice: they end in any order.
     let mut ended: BTreeMap<usize, (String, Finish, Report)> = BTreeMap::new();
@@ -151,7 +152,7 @@ struct Events {
     completion_tokens: usize,
 }
 
-fn stream_events(head: Head, events: AnswerEvents, choices: usize) -> Response {
+fn stream_events(head: Head, events: Generation, choices: usize) -> Response {
     let mut events = Events {
         choices: (0..choices)
             .map(|_| ChoiceText::new(head.callable.as_ref()))

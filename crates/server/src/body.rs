@@ -41,10 +41,17 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<ServerState>> for Jso
         let place = admission.body()?;
         let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
         let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
-        let scan = Scan::of(&bytes);
-        scan.check_depth()?;
-        let prepared = PREPARED * bytes.len();
         let len = bytes.len();
+        // Neither is work for the thread of all connections.
+        let (scan, bytes) = match is_long(len) {
+            false => (Scan::of(&bytes), bytes),
+            true => {
+                let scan = move || (Scan::of(&bytes), bytes);
+                admission.run(len, scan).await?
+            }
+        };
+        scan.check_depth()?;
+        let prepared = PREPARED * len;
         let needs = scan.parsed_bytes(len) + prepared;
         let mut permit = BodyPermit {
             bytes: len,

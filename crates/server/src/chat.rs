@@ -3,18 +3,19 @@
 use super::answer::{Api, answer};
 use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, refuse, require};
-use super::request::EndpointFields;
+use super::generation::answered_calls;
+use super::request::{AnsweredCalls, CheckedRequest, EndpointFields};
 use super::state::Server;
 use super::tools::{self, ToolSet};
-use super::types::{ChatMessage, ChatRequest};
+use super::types::{ChatMessage, ChatRequest, CommonFields};
 use super::{request, sessions, structured};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use haversack::Owner;
 use haversack::engine::Model;
 use haversack::text::chat::{EncodedChat, encode_chat_with_borders};
 use haversack::text::template::RenderOptions;
+use haversack::{Client, Owner};
 
 pub async fn chat(
     State(server): Server,
@@ -49,10 +50,7 @@ pub async fn chat(
         let (client, common) = (here.client(), &request.common);
         let model = client.model();
         let fields = EndpointFields {
-            prompt: match message {
-                Some(_) => EncodedChat::default(),
-                None => encode(model, &request.messages, tools.as_ref())?,
-            },
+            prompt: EncodedChat::default(),
             stops: model.template().stop_strings(),
             top,
             owner,
@@ -62,11 +60,49 @@ pub async fn chat(
         };
         match message {
             Some(message) => request::turn(client, message, fields, common),
-            None => request::completion(client, fields, common),
+            None => completion(client, &request.messages, tools.as_ref(), fields, common),
         }
     });
     let checked = checked.await??;
     answer(server, Api::Chat, checked).await
+}
+
+/// An answer to messages, with the tools that it may call.
+pub fn completion(
+    client: &Client,
+    messages: &[ChatMessage],
+    tools: Option<&ToolSet>,
+    fields: EndpointFields<'_>,
+    common: &CommonFields,
+) -> Result<CheckedRequest, Fail> {
+    let with = |tools, fields| {
+        let fields = EndpointFields {
+            prompt: encode(client.model(), messages, tools)?,
+            ..fields
+        };
+        request::completion(client, fields, common)
+    };
+    let calls = match tools {
+        Some(tools) if !tools.must() && common.choices() == 1 => answered_calls(messages),
+        _ => Vec::new(),
+    };
+    let mut answered = None;
+    if !calls.is_empty() {
+        let fields = EndpointFields {
+            stops: fields.stops,
+            top: fields.top,
+            owner: fields.owner,
+            ..EndpointFields::default()
+        };
+        answered = Some(AnsweredCalls {
+            calls,
+            without_tools: Box::new(with(None, fields)?),
+        });
+    }
+    Ok(CheckedRequest {
+        answered,
+        ..with(tools, fields)?
+    })
 }
 
 /// The messages in tokens, with the tools in front of them or wherever the template puts them.

@@ -22,6 +22,7 @@ mod embeddings;
 mod encoder;
 mod events;
 mod fail;
+mod generation;
 mod json;
 mod limits;
 mod memory;

@@ -8,7 +8,7 @@ use haversack::engine::sample::{
     Constraint, DRY_LAST_N_MAX, DryValues, SampleOptions, SamplingValues, effective,
 };
 use haversack::engine::{Model, Policy};
-use haversack::grammar::Functions;
+use haversack::grammar::{Functions, ToolCall};
 use haversack::memory::clock::now_ms;
 use haversack::scheduler::{LongPrompt, Request, RequestKind, RowLimit};
 use haversack::text::chat::EncodedChat;
@@ -30,6 +30,14 @@ pub struct CheckedRequest {
     pub model: Option<String>,
     /// Functions that the answer may call.
     pub callable: Option<Functions>,
+    /// Calls that it need not make again.
+    pub answered: Option<AnsweredCalls>,
+}
+
+/// Calls that were answered since the user said something, and the request to take if one of them is made again.
+pub struct AnsweredCalls {
+    pub calls: Vec<ToolCall>,
+    pub without_tools: Box<CheckedRequest>,
 }
 
 /// A message to a session.
@@ -115,6 +123,7 @@ impl CheckedRequest {
             include_usage: usage.unwrap_or(false),
             model: common.model.clone(),
             callable: fields.callable.clone(),
+            answered: None,
         }
     }
 }

@@ -4,6 +4,7 @@
 use super::answer::{ChoiceText, EVENTS};
 use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, require};
+use super::generation::Generation;
 use super::limits;
 use super::request::EndpointFields;
 use super::response_items::{self, Output};
@@ -18,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use haversack::engine::runtime::Finish;
 use haversack::grammar::Functions;
 use haversack::memory::clock::since_1970;
-use haversack::{AnswerEvent, AnswerEvents, Error, ErrorKind, Owner};
+use haversack::{AnswerEvent, Error, ErrorKind, Owner};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -96,8 +97,8 @@ pub async fn responses(
         )?;
         let (mut head, client) = (Head::new(&here, &request), here.client());
         let model = client.model();
+        let messages = messages(&request)?;
         let fields = EndpointFields {
-            prompt: chat::encode(model, &messages(&request)?, tools.as_ref())?,
             stops: model.template().stop_strings(),
             owner,
             constraint,
@@ -115,16 +116,16 @@ pub async fn responses(
             samplers: request.samplers,
             ..CommonFields::default()
         };
-        let checked = request::completion(client, fields, &common)?;
+        let checked = chat::completion(client, &messages, tools.as_ref(), fields, &common)?;
         if let Some(request) = checked.requests.first() {
             head.document["temperature"] = decimal(request.sample.temperature);
             head.document["top_p"] = decimal(request.sample.top_p);
         }
         Ok::<_, Fail>((head, checked))
     });
-    let (mut head, checked) = checked.await??;
+    let (mut head, mut checked) = checked.await??;
+    let events = Generation::begin(&server, &mut checked, EVENTS).await?;
     head.input_tokens = checked.prompt_tokens;
-    let events = server.client().submit(checked.requests, EVENTS).await?;
     match checked.stream {
         true => Ok(stream_events(head, events, checked.callable)),
         false => whole(head, events, checked.callable).await,
@@ -249,7 +250,7 @@ fn decimal(number: f32) -> Json {
 
 async fn whole(
     head: Head,
-    mut events: AnswerEvents,
+    mut events: Generation,
     callable: Option<Functions>,
 ) -> Result<Response, Fail> {
     loop {
@@ -284,7 +285,7 @@ struct Events {
     output: Output,
 }
 
-fn stream_events(head: Head, events: AnswerEvents, callable: Option<Functions>) -> Response {
+fn stream_events(head: Head, events: Generation, callable: Option<Functions>) -> Response {
     let started = json!({ "response": head.document });
     let mut events = Events {
         output: Output::new(head.stamp, callable.is_none()),

@@ -1,10 +1,11 @@
 //! Responses of server-sent events.
 
+use super::generation::Generation;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::{Stream, StreamExt, stream};
-use haversack::{AnswerEvent, AnswerEvents, Error};
+use haversack::{AnswerEvent, Error};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 
@@ -21,12 +22,12 @@ pub fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Response 
 /// What an answer still has to send, and where more of it comes from.
 pub struct Outbox {
     /// `None` once the answer has ended. Dropped with the stream, so a client that leaves frees what it held.
-    events: Option<AnswerEvents>,
+    events: Option<Generation>,
     ready: VecDeque<Bytes>,
 }
 
 impl Outbox {
-    pub fn new(events: AnswerEvents) -> Outbox {
+    pub fn new(events: Generation) -> Outbox {
         Outbox {
             events: Some(events),
             ready: VecDeque::new(),

@@ -6,7 +6,7 @@
 use super::fail::{Fail, refuse, require};
 use super::limits;
 use super::types::ChatMessage;
-use haversack::grammar::{Calls, Function, Functions, Shape};
+use haversack::grammar::{Calls, Function, Functions, Shape, ToolCall};
 use haversack::text::template::{Message, Variable};
 use serde_json::Value as Json;
 
@@ -30,6 +30,9 @@ pub const TOOLS_BEGIN: &str = "You may call functions to answer the user.";
 
 /// A call that is written as text begins with it.
 pub const CALL_BEGIN: &str = "<tool_call>";
+
+/// A result that is written as text begins with it.
+pub const RESULT_BEGIN: &str = "<tool_response>";
 
 /// Functions that the answer may call.
 #[derive(Debug, PartialEq)]
@@ -186,7 +189,7 @@ pub fn messages(
             one.fields.extend(id.into_iter().chain(name));
             messages.push(one);
         } else if role == "tool" {
-            let result = format!("<tool_response>\n{text}\n</tool_response>");
+            let result = format!("{RESULT_BEGIN}\n{text}\n</tool_response>");
             is_results = true;
             match messages.last_mut() {
                 Some(last) if was_results => last.content += &format!("\n{result}"),
@@ -232,6 +235,15 @@ fn past_call(call: &Json) -> Result<PastCall, Fail> {
         name: name.to_owned(),
         arguments: object.unwrap_or_else(|| Json::from(arguments)),
     })
+}
+
+/// A call of a message, as the answer it came from had it.
+pub fn tool_call(call: &Json) -> Option<ToolCall> {
+    let PastCall {
+        name, arguments, ..
+    } = past_call(call).ok()?;
+    let arguments = arguments.to_string();
+    Some(ToolCall { name, arguments })
 }
 
 impl PastCall {
