@@ -5,10 +5,12 @@ use crate::common;
 
 use common::load;
 use common::session::{Words, say, seen, try_say};
+use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::turns::TurnPlace;
 use haversack_conversations::session::{
-    Ranking, SessionId, SessionOptions, SessionSettings, Sessions, TurnAnswer,
+    Embed, Ranking, SessionId, SessionOptions, SessionSettings, Sessions, TurnAnswer,
 };
+use haversack_engine::encoder::{Embedding, EncoderError};
 use haversack_engine::{Model, Repack, Retention, Runtime, RuntimeOptions};
 use haversack_testing::models::Spec;
 use std::path::Path;
@@ -189,10 +191,61 @@ fn turns_without_an_embedding_are_ranked_by_words() {
         &mut sessions,
         &mut runtime,
         id,
-        "My cat, and my dog Rex that barks, is called?",
+        "My orange cat Miso, and my dog Rex that barks?",
     );
     assert_eq!(by(&answer, TOLD), Some(Ranking::Words));
-    assert_eq!(by(&answer, 62), Some(Ranking::Encoder));
+    // Its words speak for it too.
+    assert!(by(&answer, 62).is_some());
+}
+
+/// To which no two texts are alike.
+struct Deaf;
+
+impl Embed for Deaf {
+    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
+        Words.embed(&text.replace(|c: char| !c.is_alphanumeric(), "x"))
+    }
+}
+
+/// An encoder that hears nothing in a turn does not hide it from words. A threshold is one of its own scale.
+#[test]
+fn words_find_what_the_encoder_misses() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = tiny(dir.path());
+    let question = "And what is the name of my cat?";
+    for (name, relevance) in [
+        ("top", Relevance::default()),
+        ("threshold", Relevance::Threshold(0.5)),
+    ] {
+        let settings = SessionSettings {
+            relevance: Some(relevance),
+            ..capacity(400)
+        };
+        let options = options(dir.path(), settings);
+        let mut runtime = runtime(&model, dir.path(), None);
+        let sessions = Sessions::new(&runtime, options).unwrap();
+        let mut sessions = sessions.with_encoder(Arc::new(Deaf));
+        let id = sessions.create(&mut runtime, name, "", 0).unwrap();
+        for i in 0..60 {
+            let text = match i as u64 {
+                TOLD => SECRET.to_owned(),
+                _ => small_talk(i),
+            };
+            say(&mut sessions, &mut runtime, id, &text);
+        }
+        assert_ne!(place(&sessions, id, TOLD), TurnPlace::Live);
+        let answer = say(&mut sessions, &mut runtime, id, question);
+        match relevance {
+            Relevance::Threshold(_) => {
+                assert!(!answer.context.recalled_by.contains(&Some(Ranking::Words)));
+            }
+            _ => assert!(
+                answer.context.recalled.contains(&TOLD),
+                "{:?}",
+                answer.context
+            ),
+        }
+    }
 }
 
 /// Others take most of a budget. A question that recalled turns failed for want of memory where one of the same length

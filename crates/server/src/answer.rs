@@ -1,7 +1,7 @@
 //! Answers of the chat and completion APIs: one document, or a stream of events.
 
+use super::begun_answer::BegunAnswer;
 use super::fail::Fail;
-use super::generation::Generation;
 use super::json::list;
 use super::limits;
 use super::request::CheckedRequest;
@@ -74,7 +74,7 @@ pub async fn answer(
         logprobs: request.logprobs,
         ..EVENTS
     };
-    let events = Generation::begin(&server, &mut request, options).await?;
+    let events = BegunAnswer::begin(&server, &mut request, options).await?;
     let now = since_1970();
     let head = Head {
         callable: request.callable,
@@ -92,7 +92,7 @@ pub async fn answer(
     }
 }
 
-async fn whole(head: Head, mut events: Generation, choices: usize) -> Result<Response, Fail> {
+async fn whole(head: Head, mut events: BegunAnswer, choices: usize) -> Result<Response, Fail> {
     let mut logprobs = vec![Vec::new(); choices];
     // By choice: they end in any order.
     let mut ended: BTreeMap<usize, (String, Finish, Report)> = BTreeMap::new();
@@ -152,7 +152,7 @@ struct Events {
     completion_tokens: usize,
 }
 
-fn stream_events(head: Head, events: Generation, choices: usize) -> Response {
+fn stream_events(head: Head, events: BegunAnswer, choices: usize) -> Response {
     let mut events = Events {
         choices: (0..choices)
             .map(|_| ChoiceText::new(head.callable.as_ref()))

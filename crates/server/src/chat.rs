@@ -1,9 +1,9 @@
 //! `/v1/chat/completions`: messages through the model's own template.
 
 use super::answer::{Api, answer};
+use super::begun_answer::answered_calls;
 use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, refuse, require};
-use super::generation::answered_calls;
 use super::request::{AnsweredCalls, CheckedRequest, EndpointFields};
 use super::state::Server;
 use super::tools::{self, ToolSet};

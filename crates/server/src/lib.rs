@@ -13,6 +13,7 @@
 mod admission;
 mod answer;
 mod auth;
+mod begun_answer;
 mod body;
 mod chat;
 mod completions;
@@ -22,7 +23,6 @@ mod embeddings;
 mod encoder;
 mod events;
 mod fail;
-mod generation;
 mod json;
 mod limits;
 mod memory;

@@ -2,9 +2,9 @@
 //! stored, so no response can be continued.
 
 use super::answer::{ChoiceText, EVENTS};
+use super::begun_answer::BegunAnswer;
 use super::body::{JsonBody, QueuePlace};
 use super::fail::{Fail, require};
-use super::generation::Generation;
 use super::limits;
 use super::request::EndpointFields;
 use super::response_items::{self, Output};
@@ -124,7 +124,7 @@ pub async fn responses(
         Ok::<_, Fail>((head, checked))
     });
     let (mut head, mut checked) = checked.await??;
-    let events = Generation::begin(&server, &mut checked, EVENTS).await?;
+    let events = BegunAnswer::begin(&server, &mut checked, EVENTS).await?;
     head.input_tokens = checked.prompt_tokens;
     match checked.stream {
         true => Ok(stream_events(head, events, checked.callable)),
@@ -250,7 +250,7 @@ fn decimal(number: f32) -> Json {
 
 async fn whole(
     head: Head,
-    mut events: Generation,
+    mut events: BegunAnswer,
     callable: Option<Functions>,
 ) -> Result<Response, Fail> {
     loop {
@@ -285,7 +285,7 @@ struct Events {
     output: Output,
 }
 
-fn stream_events(head: Head, events: Generation, callable: Option<Functions>) -> Response {
+fn stream_events(head: Head, events: BegunAnswer, callable: Option<Functions>) -> Response {
     let started = json!({ "response": head.document });
     let mut events = Events {
         output: Output::new(head.stamp, callable.is_none()),

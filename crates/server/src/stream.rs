@@ -1,6 +1,6 @@
 //! Responses of server-sent events.
 
-use super::generation::Generation;
+use super::begun_answer::BegunAnswer;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -22,12 +22,12 @@ pub fn streamed(events: impl Stream<Item = Bytes> + Send + 'static) -> Response 
 /// What an answer still has to send, and where more of it comes from.
 pub struct Outbox {
     /// `None` once the answer has ended. Dropped with the stream, so a client that leaves frees what it held.
-    events: Option<Generation>,
+    events: Option<BegunAnswer>,
     ready: VecDeque<Bytes>,
 }
 
 impl Outbox {
-    pub fn new(events: Generation) -> Outbox {
+    pub fn new(events: BegunAnswer) -> Outbox {
         Outbox {
             events: Some(events),
             ready: VecDeque::new(),

@@ -1,7 +1,9 @@
-//! How similar the turns of a session are to a question: by their embeddings where an encoder has made them, by their
-//! words otherwise.
+//! How similar the turns of a session are to a question: by their embeddings where an encoder has made them, and by their
+//! words.
 //!
-//! Both rankings only look at what the transcript says. The same turns and question give the same ranks, whether the
+//! Where the best few turns are chosen, both speak for a turn: an encoder knows other words for a thing, and misses the
+//! name in a long turn that has it. A threshold is one of the encoder's scale, so embeddings alone decide there. Both only
+//! look at what the transcript says. The same turns and question give the same ranks, whether the
 //! session was resumed, and wherever rows are.
 
 use super::error::SessionResult;
@@ -98,15 +100,15 @@ impl Ranker<'_> {
         Cow::Owned(text().map_or(Vec::new(), |text| words_of(&text).into_vec()))
     }
 
-    /// Brings the index up to date, as far as it may grow. With an encoder it has turns without an embedding alone.
-    pub fn update(&self, index: &mut WordIndex, has_encoder: bool, bytes_max: usize) {
+    /// Brings the index up to date, as far as it may grow: with all turns, or with those that embeddings don't rank.
+    pub fn update(&self, index: &mut WordIndex, has_all: bool, bytes_max: usize) {
         for stored in self.transcript.turns.iter() {
             let number = stored.turn.number;
             let has_embedding = || {
                 let bytes = self.record(stored).and_then(TurnRecord::embedding);
                 bytes.is_some_and(|bytes| !bytes.is_empty())
             };
-            if index.get(number).is_none() && !(has_encoder && has_embedding()) {
+            if index.get(number).is_none() && (has_all || !has_embedding()) {
                 let words = self.words(stored, index).into_owned();
                 index.add(number, words.into(), bytes_max);
             }
@@ -141,7 +143,7 @@ impl Ranker<'_> {
         turns.iter().map(rank).collect()
     }
 
-    /// Ranks turns that have no rank yet.
+    /// Adds what words say about all turns, or about those that have no rank yet.
     fn by_words(
         &self,
         question: &str,
@@ -157,19 +159,72 @@ impl Ranker<'_> {
         };
         let mut ranking = WordRanking::new(question);
         let turns = &self.transcript.turns;
-        let unranked: Vec<usize> = (0..turns.len()).filter(|&i| ranks[i].is_none()).collect();
-        if ranking.is_empty() || unranked.is_empty() {
+        let all = adds_words(relevance);
+        let judged: Vec<usize> = (0..turns.len())
+            .filter(|&i| all || ranks[i].is_none())
+            .collect();
+        if ranking.is_empty() || judged.is_empty() {
             return;
         }
         let words = |&i: &usize| self.words(&turns[i], index);
-        unranked.iter().map(words).for_each(|w| ranking.count(&w));
-        let scores = unranked.iter().map(words).map(|w| ranking.score(&w));
+        judged.iter().map(words).for_each(|w| ranking.count(&w));
+        let scores = judged.iter().map(words).map(|w| ranking.score(&w));
         let scores: Vec<f64> = scores.collect();
-        for (i, rank) in unranked.into_iter().zip(ranking.ranks(&scores, max)) {
-            ranks[i] = rank.filter(|&rank| rank >= least).map(|similarity| Rank {
-                similarity,
-                by: Ranking::Words,
-            });
+        for (i, share) in judged.into_iter().zip(ranking.ranks(&scores, max)) {
+            if let Some(share) = share.filter(|&share| share >= least) {
+                ranks[i] = Some(with_words(ranks[i], share));
+            }
+        }
+    }
+}
+
+/// Whether words speak for turns that have an embedding too.
+pub(super) fn adds_words(relevance: Relevance) -> bool {
+    matches!(relevance, Relevance::Top { .. })
+}
+
+/// The rank of a turn for which words speak too: nearer to 1 by this share.
+fn with_words(rank: Option<Rank>, share: f32) -> Rank {
+    match rank {
+        Some(Rank { similarity, by }) => Rank {
+            similarity: similarity + (1.0 - similarity) * share,
+            by: if share > similarity {
+                Ranking::Words
+            } else {
+                by
+            },
+        },
+        None => Rank {
+            similarity: share,
+            by: Ranking::Words,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_move_a_rank_nearer_to_one() {
+        let cosine = |similarity| Rank {
+            similarity,
+            by: Ranking::Encoder,
+        };
+        let both = with_words(Some(cosine(0.25)), 0.5);
+        assert_eq!((both.similarity, both.by), (0.625, Ranking::Words));
+        let both = with_words(Some(cosine(0.75)), 0.5);
+        assert_eq!((both.similarity, both.by), (0.875, Ranking::Encoder));
+        let opposite = with_words(Some(cosine(-1.0)), 1.0);
+        assert_eq!(opposite.similarity, 1.0);
+        assert_eq!(with_words(None, 0.3).similarity, 0.3);
+        // More words, and a greater cosine, never rank lower.
+        for c in [-1.0, -0.2, 0.0, 0.5, 1.0] {
+            for share in [0.0, 0.1, 0.9] {
+                let more = with_words(Some(cosine(c)), share + 0.1).similarity;
+                assert!(more >= with_words(Some(cosine(c)), share).similarity);
+                assert!(with_words(Some(cosine(c)), share).similarity >= c);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use super::error::{SessionError, SessionResult};
 use super::layout::ChatLayout;
 use super::open_session::{OpenSession, SpillCause};
 use super::plan::{TurnPlan, TurnRoom, plan};
-use super::ranking::{RankedQuestion, Ranker};
+use super::ranking::{RankedQuestion, Ranker, adds_words};
 use super::relevance::Relevance;
 use super::residency::fits;
 use super::turns::TurnPlace;
@@ -43,7 +43,8 @@ impl OpenSession {
         let budget = runtime.ledger().budget.unwrap_or(usize::MAX);
         let bytes_max = WORDS_BYTES_MAX.min(budget / WORDS_SHARE);
         let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
-        ranker.update(&mut self.words, has_encoder, bytes_max);
+        let has_all = !has_encoder || adds_words(self.limits.relevance);
+        ranker.update(&mut self.words, has_all, bytes_max);
         Ok(())
     }
 

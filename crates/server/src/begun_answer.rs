@@ -15,37 +15,37 @@ use serde_json::Value as Json;
 use std::collections::VecDeque;
 
 /// Events of an answer, those first that were looked at before it was sent.
-pub struct Generation {
+pub struct BegunAnswer {
     looked_at: VecDeque<(usize, AnswerEvent)>,
     events: AnswerEvents,
 }
 
-impl Generation {
+impl BegunAnswer {
     /// Submits a request. Becomes the request without tools where the answer would be nothing but a call that was answered.
     pub async fn begin(
         server: &ServerState,
         checked: &mut CheckedRequest,
         options: EventOptions,
-    ) -> Result<Generation, Fail> {
-        let mut generation = Generation::submit(server, checked, options).await?;
+    ) -> Result<BegunAnswer, Fail> {
+        let mut begun = BegunAnswer::submit(server, checked, options).await?;
         if let Some(answered) = checked.answered.take()
             && let Some(functions) = checked.callable.clone()
-            && generation.repeats(functions, &answered.calls).await
+            && begun.repeats(functions, &answered.calls).await
         {
-            drop(generation);
+            drop(begun);
             *checked = *answered.without_tools;
-            generation = Generation::submit(server, checked, options).await?;
+            begun = BegunAnswer::submit(server, checked, options).await?;
         }
-        Ok(generation)
+        Ok(begun)
     }
 
     async fn submit(
         server: &ServerState,
         checked: &mut CheckedRequest,
         options: EventOptions,
-    ) -> Result<Generation, Fail> {
+    ) -> Result<BegunAnswer, Fail> {
         let requests = std::mem::take(&mut checked.requests);
-        Ok(Generation {
+        Ok(BegunAnswer {
             looked_at: VecDeque::new(),
             events: server.client().submit(requests, options).await?,
         })
