@@ -88,6 +88,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Serve(args) => commands::serve::serve(args, json),
         Command::Session(args) => commands::session::session(args, json),
         Command::Doctor => commands::doctor::doctor(json),
+        Command::Completions(args) => commands::completions::completions(args, json),
+        Command::Man(args) => commands::man::man(args, json),
     }
 }
 

@@ -25,6 +25,7 @@ mod sampling;
 mod serve;
 mod serve_sessions;
 mod session_file;
+mod shell;
 mod terminal;
 mod tools;
 mod watch;

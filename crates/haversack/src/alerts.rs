@@ -4,14 +4,18 @@
 use haversack_engine::device::Thermal;
 use std::time::Duration;
 
+/// What an operator should know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alert {
     /// Nearly all of the budget is held or promised.
     Memory,
+    /// The queue is nearly full.
     Queue,
     /// A request found no place in the queue.
     Refused,
+    /// A request failed through no fault of its own.
     Failed,
+    /// The device is hot, and the engine slows down.
     Heat,
     /// The device is short of memory.
     Device,
@@ -24,6 +28,7 @@ pub enum Alert {
 }
 
 impl Alert {
+    /// All of them, in the order of counters.
     pub const ALL: [Alert; 9] = [
         Alert::Memory,
         Alert::Queue,
@@ -36,6 +41,7 @@ impl Alert {
         Alert::Removed,
     ];
 
+    /// Its name in metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Alert::Memory => "memory",
@@ -61,39 +67,55 @@ pub const CALM: Duration = Duration::from_secs(10);
 /// The readings. Totals only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Watched {
+    /// `None`: without a limit.
     pub budget_bytes: Option<usize>,
     /// Held or promised, without what idle sessions could give up.
     pub bound_bytes: usize,
+    /// Requests that wait.
     pub waiting: usize,
     /// Requests that may wait.
     pub queue: usize,
+    /// How hot the device is, where it says so.
     pub thermal: Option<Thermal>,
+    /// The device is short of memory.
     pub is_short: bool,
+    /// Sessions whose last turn could not be saved.
     pub unsaved: usize,
+    /// Requests that found no place in the queue.
     pub refused_total: u64,
+    /// Requests that failed through no fault of their own.
     pub failed_total: u64,
+    /// Tokens of turns that are neither in memory nor on disk any more.
     pub forgotten_total: u64,
+    /// Sessions that were removed: expired, or over the quota of all together.
     pub removed_total: u64,
 }
 
 /// An alert that was raised or cleared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AlertChange {
+    /// Which one.
     pub alert: Alert,
+    /// Raised, or cleared.
     pub is_raised: bool,
+    /// The reading in one line.
     pub words: String,
 }
 
 /// An alert that is raised.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RaisedAlert {
+    /// Which one.
     pub alert: Alert,
+    /// When it was raised.
     pub since: Duration,
+    /// The last reading in one line.
     pub words: String,
     /// When the reading was last above the lower threshold.
     seen: Duration,
 }
 
+/// Which alerts are raised, from one reading to the next.
 #[derive(Debug, Default)]
 pub struct AlertWatch {
     raised: Vec<RaisedAlert>,
@@ -109,6 +131,7 @@ enum Level {
 }
 
 impl AlertWatch {
+    /// Those that are raised now.
     pub fn raised(&self) -> &[RaisedAlert] {
         &self.raised
     }
@@ -118,6 +141,7 @@ impl AlertWatch {
         self.counts
     }
 
+    /// Takes a reading; returns what was raised or cleared by it.
     pub fn observe(&mut self, now: Duration, watched: &Watched) -> Vec<AlertChange> {
         let mut changes = Vec::new();
         for (i, alert) in Alert::ALL.into_iter().enumerate() {

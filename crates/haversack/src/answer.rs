@@ -98,6 +98,7 @@ impl Answer {
         &self.0.report
     }
 
+    /// The same answer as futures.
     pub fn into_stream(self) -> AnswerStream {
         AnswerStream(self.0)
     }
@@ -118,10 +119,12 @@ impl Iterator for Answer {
 }
 
 impl AnswerStream {
+    /// The next piece of text. `None`: the answer has ended.
     pub async fn next(&mut self) -> Option<Result<String, Error>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// [`AnswerStream::next`] for a future of your own.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
         while let Some(events) = &mut self.0.events {
             let Poll::Ready(event) = events.poll_next(cx) else {

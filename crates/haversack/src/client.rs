@@ -31,8 +31,10 @@ use std::time::Duration;
 /// Commands that may wait for the engine's thread.
 const COMMANDS_MAX: usize = 256;
 
+/// What an engine does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineStatus {
+    /// It takes them.
     Serving,
     /// Accepted requests are finished, others refused.
     Stopping,
@@ -43,7 +45,9 @@ pub enum EngineStatus {
 /// What is known of an engine without its thread.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineHealth {
+    /// Whether it takes requests.
     pub status: EngineStatus,
+    /// Requests that are computed.
     pub active: usize,
     /// Accepted and not computed yet.
     pub waiting: usize,
@@ -51,6 +55,7 @@ pub struct EngineHealth {
     pub since_step: Duration,
 }
 
+/// The engine's thread, from outside it. Dropping it finishes accepted requests and ends the thread.
 pub struct Client {
     commands: Sender<Command>,
     places: Places,
@@ -119,10 +124,12 @@ impl Client {
         })
     }
 
+    /// The model it runs.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
+    /// What it was started with.
     pub fn options(&self) -> EngineOptions {
         self.options
     }
@@ -147,6 +154,7 @@ impl Client {
         self.pulse.now()
     }
 
+    /// Counters and gauges as of the last step.
     pub fn metrics(&self) -> Metrics {
         self.metrics.snapshot()
     }
@@ -192,6 +200,7 @@ impl Client {
         Error::Busy
     }
 
+    /// Whether further requests are refused.
     pub fn is_stopping(&self) -> bool {
         self.pulse.is_stopping.load(Ordering::Relaxed)
     }
@@ -253,6 +262,7 @@ impl Client {
         Ok((ids, events))
     }
 
+    /// Hands requests of one owner to the scheduler: all of them, or none if one is refused.
     pub async fn submit(
         &self,
         requests: Vec<Request>,
@@ -404,6 +414,7 @@ impl Client {
         })
     }
 
+    /// Deletes a conversation and its file.
     pub fn delete<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<()> {
         self.ask_scheduler(name, sessions::delete)
     }
@@ -426,6 +437,7 @@ impl Client {
         })
     }
 
+    /// Answers do not see this fact any more.
     pub fn revoke_fact<'a>(&self, name: impl Into<SessionName<'a>>, number: u64) -> Reply<()> {
         self.ask_session(name, move |runtime, all, id| {
             all.revoke(runtime, id, number)
@@ -437,6 +449,7 @@ impl Client {
         self.ask_scheduler(name, sessions::states)
     }
 
+    /// Answers do not see this state any more.
     pub fn delete_state<'a>(&self, name: impl Into<SessionName<'a>>, number: u64) -> Reply<()> {
         self.ask_session(name, move |runtime, all, id| {
             all.drop_state(runtime, id, number)
@@ -478,6 +491,7 @@ impl Client {
         self.set_device(move |device| device.thermal = thermal);
     }
 
+    /// What the system says of its memory; sessions and caches give up theirs accordingly.
     pub fn set_pressure(&self, pressure: Pressure) {
         self.set_device(move |device| device.pressure = pressure);
     }

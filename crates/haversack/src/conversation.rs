@@ -92,6 +92,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// The name it is saved under.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -126,6 +127,7 @@ impl Conversation {
         self.client.read_blocking(read)
     }
 
+    /// Answers do not see this fact any more.
     pub fn revoke_fact(&self, number: u64) -> Result<(), Error> {
         self.client.revoke_fact(&self.name, number).wait()
     }
@@ -135,6 +137,7 @@ impl Conversation {
         Ok(self.view(VIEW_TURNS_MAX)?.turns)
     }
 
+    /// What it holds, in memory and on disk.
     pub fn stats(&self) -> Result<SessionStats, Error> {
         Ok(self.view(0)?.stats)
     }
@@ -151,6 +154,7 @@ impl Conversation {
         self.read(SessionRead::State { state, instead }).map(drop)
     }
 
+    /// Answers do not see this state any more.
     pub fn delete_state(&self, number: u64) -> Result<(), Error> {
         self.client.delete_state(&self.name, number).wait()
     }

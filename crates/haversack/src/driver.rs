@@ -37,6 +37,7 @@ pub(crate) struct Listener {
     is_read: bool,
 }
 
+/// A scheduler with those who listen to its requests, for programs with a loop of their own.
 pub struct Driver {
     scheduler: Scheduler,
     listeners: HashMap<RequestId, Listener>,
@@ -50,6 +51,7 @@ pub struct Driver {
 }
 
 impl Driver {
+    /// What the process holds on its heap now is the baseline of the budget.
     pub fn new(scheduler: Scheduler, options: &EngineOptions) -> Driver {
         let driver = Driver {
             heap: Arc::new(HeapBudget::new(ledger_level(&scheduler))),
@@ -66,22 +68,27 @@ impl Driver {
         driver
     }
 
+    /// What computes.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
+    /// What computes, for its sessions and settings.
     pub fn scheduler_mut(&mut self) -> &mut Scheduler {
         &mut self.scheduler
     }
 
+    /// Whether any request waits or is computed.
     pub fn has_requests(&self) -> bool {
         self.scheduler.has_requests()
     }
 
+    /// Whether [`Driver::step`] has nothing to do.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
+    /// Counters and gauges as of the last step.
     pub fn metrics(&self) -> Metrics {
         self.shared.snapshot()
     }

@@ -12,6 +12,7 @@ use haversack_gguf::{GgufError, Problem};
 use haversack_memory::journal::JournalError;
 use haversack_text::tokenizer::TokenizeError;
 
+/// What a caller can do about an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -33,33 +34,50 @@ pub enum ErrorKind {
     Cancelled,
     /// The engine has stopped.
     Closed,
+    /// A file could not be read or written.
     Io,
     /// A defect of the model file or of the engine.
     Internal,
 }
 
+/// What can go wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// An argument is not what it may be.
     #[error("{name}: {what}")]
-    Argument { name: &'static str, what: String },
+    Argument {
+        /// Of the argument.
+        name: &'static str,
+        /// What is wrong, and what is accepted.
+        what: String,
+    },
+    /// The model could not be loaded.
     #[error(transparent)]
     Load(Box<LoadError>),
+    /// The model cannot run within these settings.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    /// The sentence encoder could not be loaded.
     #[error(transparent)]
     Encoder(#[from] EncoderError),
+    /// A text that the tokenizer cannot read.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
+    /// A schema or grammar that cannot be followed, or would cost too much.
     #[cfg(feature = "grammar")]
     #[error(transparent)]
     Grammar(#[from] haversack_grammar::GrammarError),
+    /// The scheduler refused a request.
     #[error(transparent)]
     Submit(Box<SubmitError>),
+    /// A conversation could not do what was asked.
     #[error(transparent)]
     Session(Box<SessionError>),
+    /// All places in the queue are taken.
     #[error("all places in the queue are taken")]
     Busy,
+    /// The engine stops, or has stopped.
     #[error("the engine is stopping")]
     Closed,
     /// The reader was too far behind, or the engine ended.
@@ -68,10 +86,13 @@ pub enum Error {
     /// The request failed while it was computed.
     #[error(transparent)]
     Request(Box<RequestError>),
+    /// No token could be sampled.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// A defect ended the engine.
     #[error("the engine's thread panicked")]
     Panicked,
+    /// The system gave the engine no thread.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
 }
@@ -99,6 +120,7 @@ impl From<RequestError> for Error {
 }
 
 impl Error {
+    /// By which a status or an exception is chosen.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Argument { .. } | Error::Tokenize(_) => ErrorKind::InvalidInput,

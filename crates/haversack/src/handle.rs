@@ -99,6 +99,7 @@ impl Engine {
         self.0.metrics()
     }
 
+    /// The model it runs.
     pub fn model(&self) -> &Arc<Model> {
         self.0.model()
     }
@@ -116,6 +117,7 @@ impl Engine {
 
 /// Bytes as a number, or as text such as `1500M` or `4G`.
 pub trait ByteAmount {
+    /// The number of bytes, or what is accepted.
     fn bytes(self) -> Result<u64, Error>;
 }
 
@@ -134,6 +136,7 @@ impl ByteAmount for &str {
     }
 }
 
+/// How an engine is to be started. What is not set follows from the model and the device.
 #[must_use = "nothing is loaded before `start`"]
 pub struct EngineBuilder {
     path: PathBuf,

@@ -1,4 +1,5 @@
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 //! Haversack runs language models from GGUF files inside a byte budget.
 //!
 //! ```no_run

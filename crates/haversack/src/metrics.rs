@@ -12,19 +12,26 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// What an engine has done and what it holds. Counts are of all requests since its start.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
+    /// Bytes by account.
     pub ledger: Ledger,
     /// Requests that are computed.
     pub active: usize,
+    /// Requests that wait.
     pub waiting: usize,
+    /// Steps, each one pass over the weights.
     pub steps: u64,
     /// Sequences of all steps, summed.
     pub step_sequences: u64,
     /// Prompt tokens of accepted requests.
     pub prompt_tokens: u64,
+    /// Tokens of answers.
     pub sampled_tokens: u64,
+    /// Answers that ended by themselves or at their longest.
     pub completed: u64,
+    /// Requests that were cancelled, most often because their client left.
     pub cancelled: u64,
     /// Requests that failed through no fault of their own.
     pub failed: u64,
@@ -32,20 +39,25 @@ pub struct Metrics {
     pub unfollowed: u64,
     /// Requests that found no place.
     pub refused: u64,
+    /// What finished requests left for later ones.
     pub prefix_cache: PrefixCacheStats,
     /// How hot the device is, where it says so.
     pub thermal: Option<Thermal>,
     /// 0: not throttled.
     pub throttle_level: u8,
-    /// Changes that followed from readings of the device, and the last of them.
+    /// Changes that followed from readings of the device.
     pub device_changes: u64,
+    /// The last of them, the latest last.
     pub last_device_changes: VecDeque<(Duration, String)>,
     /// Tokens per second: sampled, read.
     pub speed: [f64; 2],
+    /// What the scheduler says of itself.
     pub stats: SchedulerStats,
+    /// Alerts that are raised now.
     pub alerts: Vec<RaisedAlert>,
     /// How often each alert was raised, in the order of [`Alert::ALL`].
     pub alert_counts: [u64; Alert::ALL.len()],
+    /// Tokens by where their keys and values were.
     pub cache: CacheCounters,
     /// Tokens that left the windows of completions.
     pub window_evictions: u64,
@@ -54,6 +66,7 @@ pub struct Metrics {
 /// Tokens that answers saw, by whether their keys and values were in the cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CacheCounters {
+    /// In the cache.
     pub hits: u64,
     /// Read for the first time.
     pub new: u64,

@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+/// What happened, with the time on the clock of [`Client::now`](crate::Client::now).
 #[derive(Clone, Debug)]
 pub enum Notice {
+    /// An alert was raised or cleared.
     Alert(Duration, AlertChange),
     /// What followed from a reading of the device.
     Device(Duration, String),
@@ -56,6 +58,7 @@ impl NoticeReceiver {
         }
     }
 
+    /// [`NoticeReceiver::poll_next`] as a future.
     pub async fn next(&mut self) -> Option<Notice> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }

@@ -1,5 +1,6 @@
 //! Options of an engine, and of how the events of a request are told.
 
+/// How many requests an engine computes, queues and remembers.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Sequences in one step.

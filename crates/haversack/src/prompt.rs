@@ -28,6 +28,7 @@ enum Target {
 /// Events that an answer without a limit may be behind.
 const BEHIND_MAX: usize = 1 << 16;
 
+/// A request that is being put together: a prompt or a message, how it is sampled, where it ends.
 #[must_use = "nothing is computed before `send`, `run` or `.await`"]
 pub struct Prompt {
     client: Arc<Client>,
@@ -113,21 +114,25 @@ impl Prompt {
         self
     }
 
+    /// Samples from this many likeliest tokens; 0 turns it off.
     pub fn top_k(mut self, tokens: usize) -> Prompt {
         self.sample.top_k = tokens;
         self
     }
 
+    /// Samples from the likeliest tokens that together reach this probability; 1 turns it off.
     pub fn top_p(mut self, probability: f32) -> Prompt {
         self.sample.top_p = probability;
         self
     }
 
+    /// Drops tokens below this fraction of the likeliest token's probability; 0 turns it off.
     pub fn min_p(mut self, probability: f32) -> Prompt {
         self.sample.min_p = probability;
         self
     }
 
+    /// The same seed gives the same tokens.
     pub fn seed(mut self, seed: u64) -> Prompt {
         self.sample.seed = seed;
         self
@@ -152,6 +157,7 @@ impl Prompt {
         self
     }
 
+    /// Whether it goes before requests that nobody waits for.
     pub fn priority(mut self, priority: Priority) -> Prompt {
         self.priority = priority;
         self

@@ -19,6 +19,7 @@ impl EventReceiver {
         self.0.recv()
     }
 
+    /// [`EventReceiver::recv`] for a future of your own.
     pub fn poll_next(&mut self, cx: &mut task::Context<'_>) -> Poll<Option<(usize, AnswerEvent)>> {
         self.0.poll_recv(cx)
     }
@@ -29,27 +30,37 @@ impl EventReceiver {
     }
 }
 
+/// What is heard of a request.
 #[derive(Debug)]
 pub enum AnswerEvent {
+    /// A part of the prompt was read, where [`EventOptions::progress`](crate::EventOptions::progress) is set.
     PromptRead {
+        /// Tokens read so far.
         done: usize,
+        /// Tokens to read.
         total: usize,
     },
+    /// A token was sampled.
     Token {
+        /// Its number in the vocabulary.
         id: u32,
         /// What may be shown now: a part of a character or of a stop string is held back.
         text: String,
+        /// Where [`EventOptions::logprobs`](crate::EventOptions::logprobs) is set.
         logprob: Option<Logprob>,
     },
     /// The last event of an answer that ended.
     Finished {
         /// The whole answer.
         text: String,
+        /// Why it ended.
         finish: Finish,
+        /// What it saw and what it cost.
         report: Report,
     },
     /// The only event of a request that answers nothing: the number of the new fact or state, 0 of a new conversation.
     SessionRead {
+        /// Of the fact or state.
         number: u64,
     },
     /// The last event of an answer that failed.
@@ -65,6 +76,7 @@ pub struct Report {
     pub first_token: Option<Duration>,
     /// From the request to its end.
     pub time: Duration,
+    /// What it was computed from.
     pub context: ContextSeen,
 }
 
@@ -77,6 +89,7 @@ pub enum ContextSeen {
     Turn {
         /// `None` where the answer was cancelled before it began: the message is not part of the conversation then.
         number: Option<u64>,
+        /// Which turns it saw, and where their keys and values were.
         context: Box<ContextReport>,
     },
 }
@@ -119,8 +132,11 @@ impl fmt::Display for Report {
 /// How likely a token was, and the likeliest ones.
 #[derive(Clone, Debug)]
 pub struct Logprob {
+    /// The token.
     pub id: u32,
+    /// Natural logarithm of its probability.
     pub logprob: f64,
+    /// The likeliest tokens with theirs, likeliest first.
     pub top: Vec<(u32, f64)>,
 }
 

@@ -12,6 +12,7 @@ use haversack_memory::clock::now_ms;
 /// Everything there is to know about one conversation.
 #[derive(Clone, Debug)]
 pub struct ConversationView {
+    /// What it holds, in memory and on disk.
     pub stats: SessionStats,
     /// Rows and bytes of its sequence.
     pub usage: SequenceUsage,
@@ -30,6 +31,7 @@ pub type History = Vec<(String, String)>;
 /// The conversations of the folder, and those that its limits removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConversationList {
+    /// In the order of their names.
     pub sessions: Vec<ListedSession>,
     /// The latest last.
     pub removed: Vec<RemovedSession>,

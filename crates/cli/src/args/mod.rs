@@ -99,6 +99,10 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// List, export, search or delete saved sessions
     Session(SessionArgs),
+    /// Print what completes commands and flags in a shell
+    Completions(CompletionsArgs),
+    /// Write the manual pages of all commands
+    Man(ManArgs),
 }
 
 /// Flags of the commands that compute.
@@ -254,6 +258,18 @@ pub struct DryArgs {
     /// Tokens that DRY looks back at [default: 4096]
     #[arg(long, value_name = "N", value_parser = count(0, 65536), allow_hyphen_values = true)]
     pub dry_penalty_last_n: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Shell that reads it
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Folder to write into, which is made where it is missing
+    pub folder: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -4,8 +4,10 @@
 pub mod bench;
 pub mod chat;
 pub mod compare;
+pub mod completions;
 pub mod doctor;
 pub mod inspect;
+pub mod man;
 pub mod models;
 pub mod pack;
 pub mod perplexity;
