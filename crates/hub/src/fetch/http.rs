@@ -62,7 +62,8 @@ pub fn get(url: &str, bytes_max: usize, options: &FetchOptions) -> Result<Vec<u8
 }
 
 fn whole(request: RequestBuilder<WithoutBody>, bytes_max: usize) -> Result<Vec<u8>, FetchFailure> {
-    let response = request.call().map_err(|error| reason(&error))?;
+    let host = host(&request);
+    let response = request.call().map_err(|error| reason(&error, &host))?;
     if response.status() != StatusCode::OK {
         return Err(refused(&response));
     }
@@ -123,7 +124,8 @@ fn attempt(
     if part.len() > 0 {
         request = request.header(header::RANGE, format!("bytes={}-", part.len()));
     }
-    let response = request.call().map_err(|error| reason(&error))?;
+    let host = host(&request);
+    let response = request.call().map_err(|error| reason(&error, &host))?;
     let begins = begins_at(&response, part)?;
     part.truncate(begins)?;
     progress.set(part.len());
@@ -209,12 +211,14 @@ fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
     Some((start.parse().ok()?, total))
 }
 
-fn unresolved() -> FetchFailure {
-    failed("its name cannot be resolved (no network?)")
+fn host(request: &RequestBuilder<WithoutBody>) -> String {
+    let host = request.uri_ref().and_then(|uri| uri.host());
+    host.unwrap_or("the hub").to_owned()
 }
 
 /// Not reaching the hub at all is final: there is another source, and waiting does not help.
-fn reason(error: &ureq::Error) -> FetchFailure {
+fn reason(error: &ureq::Error, host: &str) -> FetchFailure {
+    let unresolved = || failed(format!("{host} cannot be resolved (no network?)"));
     match error {
         ureq::Error::HostNotFound => unresolved(),
         ureq::Error::Timeout(timeout @ (ureq::Timeout::Resolve | ureq::Timeout::Connect)) => {
