@@ -53,7 +53,10 @@ pub fn read_bandwidth(threads: usize, bytes: usize) -> f64 {
         let times = || threads_passes.iter().filter_map(|passes| passes.get(pass));
         let began = times().map(|(began, _)| *began).min()?;
         let ended = times().map(|(_, ended)| *ended).max()?;
-        Some((half * 2 * size_of::<f32>() * threads) as f64 / ended.duration_since(began).as_secs_f64())
+        Some(
+            (half * 2 * size_of::<f32>() * threads) as f64
+                / ended.duration_since(began).as_secs_f64(),
+        )
     };
     (0..PASSES).filter_map(speed).fold(0.0, f64::max)
 }

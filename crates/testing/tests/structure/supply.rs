@@ -1,7 +1,7 @@
 //! What we are built from: licences, versions that exist twice, sources, known defects, and that the notices name all of it.
 //! `deny.toml` has the rules, so that `cargo deny` checks the same.
 
-use crate::root;
+use crate::{CRATES, manifest, root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
@@ -112,6 +112,34 @@ fn licence_expressions() {
         ("", false),
     ] {
         assert_eq!(is_allowed(expression, &allowed), expected, "{expression}");
+    }
+}
+
+/// What a registry asks for, and what it shows of a crate. `.ci/release --crates` makes the packages themselves.
+#[test]
+fn crates_can_be_published() {
+    for (folder, name, _) in CRATES {
+        let manifest = manifest(folder);
+        let package = &manifest["package"].as_table().unwrap();
+        if folder == "testing" {
+            assert_eq!(package["publish"].as_bool(), Some(false));
+            continue;
+        }
+        assert!(!package.contains_key("publish"), "{name}");
+        let description = package["description"].as_str().unwrap();
+        assert!(description.ends_with('.'), "{name}: {description}");
+        for key in ["license", "repository", "rust-version", "version"] {
+            let inherits = &package[key]["workspace"];
+            assert_eq!(inherits.as_bool(), Some(true), "{name}: {key}");
+        }
+        let (keywords, categories) = (texts(&package["keywords"]), texts(&package["categories"]));
+        assert!((1..=5).contains(&keywords.len()), "{name}: {keywords:?}");
+        assert!(keywords.iter().all(|word| word.len() <= 20), "{keywords:?}");
+        assert!((1..=5).contains(&categories.len()), "{name}");
+        let folder = root().join("crates").join(folder);
+        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
+            assert!(folder.join(file).exists(), "{name} has no {file}");
+        }
     }
 }
 
