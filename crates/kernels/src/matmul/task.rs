@@ -39,8 +39,25 @@ impl Task<'_> {
             // this task's alone.
             unsafe {
                 let out = self.out.add((x_row + r) * self.out_stride + strip * STRIP);
-                std::ptr::copy_nonoverlapping(sums.as_ptr(), out, n);
+                if n == STRIP {
+                    out.cast::<[f32; STRIP]>().write_unaligned(*sums);
+                } else {
+                    write_first(sums, out, n);
+                }
             }
         }
     }
+}
+
+/// Of the last strip. By itself: beside the store of a whole strip the compiler makes one call of both, which takes 3 % of a
+/// prompt with glibc and 9 % with musl.
+///
+/// # Safety
+///
+/// - `out` is valid for writes of `n` values; `n` is at most 16.
+#[cold]
+#[inline(never)]
+unsafe fn write_first(sums: &[f32; STRIP], out: *mut f32, n: usize) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), out, n) };
 }
