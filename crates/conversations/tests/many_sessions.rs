@@ -269,7 +269,9 @@ fn the_heap_is_counted_once() {
                 assert_eq!(scheduler.stats().suspensions.for_others, 0);
             }
         }
-        beside.map(|id| scheduler.cancel(id).unwrap());
+        if let Some(id) = beside {
+            scheduler.cancel(id).unwrap();
+        }
     }
 }
 
