@@ -8,6 +8,18 @@ use common::{Sandbox, model};
 use haversack_testing::quota::is_long;
 use serde_json::{Value, json};
 
+/// The default model, and what it is asked; `None` outside the long form.
+fn server_and_cases() -> Option<(Server, Value)> {
+    if !is_long() {
+        println!("SKIPPED: part of the long form");
+        return None;
+    }
+    let model = model("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf")?;
+    let server = Server::start_with(Sandbox::shared(), &model, &[]);
+    let cases = serde_json::from_str(include_str!("tools.json")).unwrap();
+    Some((server, cases))
+}
+
 /// One answer without a stream: text and calls.
 fn asked(server: &Server, tools: &Value, prompt: &Value) -> (String, Vec<Value>) {
     let body = json!({
@@ -69,15 +81,9 @@ fn is_as_expected(expected: &Value, given: &Value) -> bool {
 
 #[test]
 fn the_right_tool_is_called() {
-    if !is_long() {
-        println!("SKIPPED: part of the long form");
-        return;
-    }
-    let Some(model) = model("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf") else {
+    let Some((server, cases)) = server_and_cases() else {
         return;
     };
-    let server = Server::start_with(Sandbox::shared(), &model, &[]);
-    let cases: Value = serde_json::from_str(include_str!("tools.json")).unwrap();
     let tools = &cases["tools"];
     let (needed, needless) = (&cases["needed"], &cases["needless"]);
     let (needed, needless) = (needed.as_array().unwrap(), needless.as_array().unwrap());
@@ -155,15 +161,9 @@ const RESULTS: [(&str, &str); 6] = [
 /// they came. A client gets a text.
 #[test]
 fn a_call_that_was_answered_is_not_made_again() {
-    if !is_long() {
-        println!("SKIPPED: part of the long form");
-        return;
-    }
-    let Some(model) = model("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf") else {
+    let Some((server, cases)) = server_and_cases() else {
         return;
     };
-    let server = Server::start_with(Sandbox::shared(), &model, &[]);
-    let cases: Value = serde_json::from_str(include_str!("tools.json")).unwrap();
     for (prompt, result) in RESULTS {
         let question = json!({ "role": "user", "content": prompt });
         let mut body = json!({ "tools": cases["tools"], "temperature": 0, "max_tokens": 256 });

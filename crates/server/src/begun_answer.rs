@@ -4,12 +4,13 @@
 //! ever: the client would run the function until it gives up. So an answer that begins with either is dropped before any of
 //! it is sent, and the model is asked once more without tools.
 
+use super::choice_text::ChoiceText;
 use super::fail::Fail;
 use super::request::CheckedRequest;
 use super::state::ServerState;
 use super::tools::{self, RESULT_BEGIN};
 use super::types::ChatMessage;
-use haversack::grammar::{AnswerPart, CallReader, Functions, ToolCall};
+use haversack::grammar::{AnswerPart, Functions, ToolCall};
 use haversack::{AnswerEvent, AnswerEvents, EventOptions};
 use serde_json::Value as Json;
 use std::collections::VecDeque;
@@ -60,21 +61,12 @@ impl BegunAnswer {
 
     /// Whether the answer begins with one of these calls, or as a result does.
     async fn repeats(&mut self, functions: Functions, calls: &[ToolCall]) -> bool {
-        let mut reader = CallReader::new(functions);
-        let (mut received, mut begun) = (0, String::new());
+        let mut choice = ChoiceText::new(Some(&functions));
+        let mut begun = String::new();
         while let Some((i, event)) = self.events.next().await {
             let (parts, is_end) = match &event {
-                AnswerEvent::Token { text, .. } => {
-                    received += text.len();
-                    (reader.push(text.as_bytes()), false)
-                }
-                // Some text may have been held back until here.
-                AnswerEvent::Finished { text, .. } => {
-                    let rest = text.get(received..).unwrap_or_default();
-                    let mut parts = reader.push(rest.as_bytes());
-                    parts.extend(reader.finish());
-                    (parts, true)
-                }
+                AnswerEvent::Token { text, .. } => (choice.push(text), false),
+                AnswerEvent::Finished { text, .. } => (choice.finish(text), true),
                 AnswerEvent::Failed(_) => (Vec::new(), true),
                 AnswerEvent::PromptRead { .. } | AnswerEvent::SessionRead { .. } => {
                     (Vec::new(), false)

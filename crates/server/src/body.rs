@@ -42,7 +42,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<ServerState>> for Jso
         let whole = tokio::time::timeout(limits::BODY_TIME, whole(body, heap)).await;
         let bytes = whole.unwrap_or_else(|_| Err(slow()))?;
         let len = bytes.len();
-        // Neither is work for the thread of all connections.
+        // A long body is neither scanned nor parsed on the thread of all connections.
         let (scan, bytes) = match is_long(len) {
             false => (Scan::of(&bytes), bytes),
             true => {

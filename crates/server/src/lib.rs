@@ -16,6 +16,7 @@ mod auth;
 mod begun_answer;
 mod body;
 mod chat;
+mod choice_text;
 mod completions;
 mod connections;
 mod device;

@@ -1,9 +1,10 @@
 //! `/v1/responses`: the newer API for text. Its request becomes the same one; its events have other names. Nothing is
 //! stored, so no response can be continued.
 
-use super::answer::{ChoiceText, EVENTS};
+use super::answer::EVENTS;
 use super::begun_answer::BegunAnswer;
 use super::body::{JsonBody, QueuePlace};
+use super::choice_text::ChoiceText;
 use super::fail::{Fail, require};
 use super::limits;
 use super::request::EndpointFields;
