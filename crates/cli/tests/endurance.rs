@@ -409,7 +409,9 @@ fn three_thousand_tokens_in_a_session() {
 }
 
 /// A thousand facts told to a session over two hundred turns, while another client reads an answer: none is refused, and the
-/// stream is condensed again and again beside the answers.
+/// stream is condensed again and again beside the answers. Printed are the gaps between the tokens of the session's own answers,
+/// beside which only condensing is read, of the other client's, beside which facts and questions are read too, and of answers
+/// with nothing beside them.
 #[test]
 fn a_thousand_facts() {
     let Some(_alone) = alone() else { return };
@@ -421,15 +423,15 @@ fn a_thousand_facts() {
     assert_eq!(status, 201, "{made}");
     let server = &server;
     let stop = &AtomicBool::new(false);
-    let (mut gaps, condensed) = std::thread::scope(|scope| {
+    let (others, own, condensed) = std::thread::scope(|scope| {
         let reading = scope.spawn(move || {
             let mut gaps = Vec::new();
             while !stop.load(Ordering::Relaxed) {
-                gaps.extend(gaps_of_an_answer(server, 400));
+                gaps.extend(gaps_of_an_answer(server, "/v1/completions", &counting(400)));
             }
             gaps
         });
-        let (mut condensed, mut last) = (0, Value::Null);
+        let (mut condensed, mut last, mut own) = (0, Value::Null, Vec::new());
         for turn in 0..200 {
             for i in 0..5 {
                 let number = turn * 5 + i;
@@ -441,11 +443,13 @@ fn a_thousand_facts() {
             let body = json!({
                 "session_id": "facts",
                 "messages": [user(&format!("Who lies at berth {}?", turn * 5))],
-                "max_tokens": 8,
+                "max_tokens": 24,
                 "temperature": 0,
+                "logit_bias": { "2": -100, "0": -100 },
+                "stop_repetition": false,
+                "stream": true,
             });
-            let (status, answer) = server.post("/v1/chat/completions", &body);
-            assert_eq!(status, 200, "{answer}");
+            own.extend(gaps_of_an_answer(server, "/v1/chat/completions", &body));
             let (_, view) = server.get("/v1/sessions/facts");
             let view: Value = serde_json::from_str(&view).unwrap();
             if !view["condensed"].is_null() && view["condensed"] != last {
@@ -454,25 +458,31 @@ fn a_thousand_facts() {
             }
         }
         stop.store(true, Ordering::Relaxed);
-        println!("last condensed: {last}");
-        (reading.join().unwrap(), condensed)
+        println!("condensed {condensed} times, at last: {last}");
+        (reading.join().unwrap(), own, condensed)
     });
-    let longest = quantile(&mut gaps, 1.0);
-    let median = quantile(&mut gaps, 0.5);
-    println!(
-        "condensed {condensed} times; gaps between tokens of another answer, of {}: {:.2} ms in the median, {:.2} at the 99th percentile, {:.2} at the 99.9th, {:.2} at most",
-        gaps.len(),
-        median * 1e3,
-        quantile(&mut gaps, 0.99) * 1e3,
-        quantile(&mut gaps, 0.999) * 1e3,
-        longest * 1e3,
-    );
+    server.wait_until_idle();
+    let quiet = (0..10).flat_map(|_| gaps_of_an_answer(server, "/v1/completions", &counting(400)));
+    print_gaps("the session's own answers", own);
+    print_gaps("the other client's answers", others);
+    print_gaps("answers with nothing beside them", quiet.collect());
     assert!(condensed >= 10, "condensed {condensed} times");
 }
 
-/// Seconds between the tokens of a streamed answer.
-fn gaps_of_an_answer(server: &Server, tokens: usize) -> Vec<f64> {
-    let body = json!({
+fn print_gaps(whose: &str, mut gaps: Vec<f64>) {
+    let median = quantile(&mut gaps, 0.5);
+    let [p90, p99, p999, longest] =
+        [0.9, 0.99, 0.999, 1.0].map(|share| quantile(&mut gaps, share) / median);
+    println!(
+        "{whose}: of {} gaps {:.2} ms in the median; the 90th percentile is {p90:.2} times as long, the 99th {p99:.2}, the 99.9th {p999:.2}, the longest {longest:.2}",
+        gaps.len(),
+        median * 1e3,
+    );
+}
+
+/// What a model answers for so many tokens.
+fn counting(tokens: usize) -> Value {
+    json!({
         "prompt": "Count the ships in the harbour:",
         "max_tokens": tokens,
         "temperature": 0,
@@ -480,13 +490,20 @@ fn gaps_of_an_answer(server: &Server, tokens: usize) -> Vec<f64> {
         // A model that may not end its answer repeats itself.
         "stop_repetition": false,
         "stream": true,
-    });
+    })
+}
+
+/// Seconds between the tokens of a streamed answer.
+fn gaps_of_an_answer(server: &Server, path: &str, body: &Value) -> Vec<f64> {
     let mut stream = server.connect();
-    let request = Server::request("POST", "/v1/completions", "", &body.to_string());
+    let request = Server::request("POST", path, "", &body.to_string());
     stream.write_all(&request).unwrap();
     let (mut gaps, mut last) = (Vec::new(), None::<Instant>);
-    for line in BufReader::new(stream).lines().map_while(Result::ok) {
-        if !line.contains("\"text\"") {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let status = lines.next().unwrap_or_default();
+    assert!(status.contains(" 200 "), "{status}");
+    for line in lines {
+        if !line.contains("\"text\"") && !line.contains("\"content\"") {
             continue;
         }
         let now = Instant::now();

@@ -105,8 +105,11 @@ impl Batch {
     }
 
     pub fn demands(&self, loads: &OwnerLoads) -> Vec<Demand> {
+        let load = |owner| loads.of(owner, self.owners().filter(|&of| of == owner).count());
         let running = self.running.iter();
-        running.map(|request| request.demand(loads)).collect()
+        running
+            .map(|request| request.demand(load(request.owner)))
+            .collect()
     }
 
     /// Of each request.

@@ -45,7 +45,7 @@ use haversack_engine::sample::Sampler;
 use haversack_kernels::attention::BLOCK_SLOTS;
 use haversack_memory::Reading;
 use owner_loads::OwnerLoads;
-use plan::{Portion, plan, prompt_tokens};
+use plan::{Portion, plan, prompt_tokens, reads_for_light_owner};
 use queue::{Admit, Queue};
 use request::Deliver;
 use resources::Resources;
@@ -89,6 +89,7 @@ pub struct Scheduler {
     resources: Resources,
     pace: Pace,
     shared_portion: Portion,
+    light_portion: Portion,
     lone_portion: Portion,
     throttle: Throttle,
     owner_loads: OwnerLoads,
@@ -107,6 +108,7 @@ impl Scheduler {
             batch: Batch::default(),
             pace,
             shared_portion: Portion::shared(chunk),
+            light_portion: Portion::light(chunk, runtime.chunk()),
             lone_portion: Portion::lone(chunk, runtime.chunk()),
             throttle: Throttle::new(StepLimits {
                 pace,
@@ -153,6 +155,7 @@ impl Scheduler {
     /// cancels the request. `false`: there was nothing to do.
     pub fn step(&mut self, now: Duration, deliver: Deliver<'_>) -> Result<bool, StepError> {
         self.shared_portion.begin(now);
+        self.light_portion.begin(now);
         self.lone_portion.begin(now);
         self.expire(now, deliver)?;
         if let Err(error) = self.admission().work_on_sessions() {
@@ -193,17 +196,18 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// (demand): tokens of the next step. The only request reads the runtime's own chunk, unless the pace was lowered.
+    /// (demand): tokens of the next step. The only request reads the runtime's own chunk, and one of an owner that had little reads
+    /// larger portions, unless the pace was lowered.
     fn plan_step(&mut self, demands: &[plan::Demand], now: Duration) -> Vec<usize> {
         let is_lone = demands.len() == 1 && self.queue.is_empty();
         let is_slowed = self.pace.chunk < self.throttle.max().pace.chunk;
         let mut pace = self.pace();
-        let portion = if is_lone && !is_slowed {
-            pace.chunk = self.lone_portion.tokens();
-            &mut self.lone_portion
-        } else {
-            &mut self.shared_portion
+        let portion = match is_slowed {
+            false if is_lone => &mut self.lone_portion,
+            false if reads_for_light_owner(demands) => &mut self.light_portion,
+            _ => &mut self.shared_portion,
         };
+        pace.chunk = pace.chunk.max(portion.tokens());
         let takes = plan(demands, pace);
         portion.reads(now, prompt_tokens(demands, &takes));
         takes

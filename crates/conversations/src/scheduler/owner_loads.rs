@@ -1,7 +1,8 @@
 //! What was computed for each owner lately, so that one with many requests does not delay another with few. Pure.
 //!
-//! Every step a load fades by a 32nd. An owner that asks seldom has a small one, and its prompt is read first until it has
-//! had as much as others. Steps are counted, not seconds: the same requests are always read in the same order.
+//! Every step a load fades by a 32nd, and each running request counts as if it were to take a token in each of the next 32 steps.
+//! An owner that asks seldom, or one thing at a time, has a small load, and its prompt is read first until it has had as much
+//! as others. Steps are counted, not seconds: the same requests are always read in the same order.
 
 use crate::session::Owner;
 
@@ -13,10 +14,11 @@ const SCALE: u64 = 256;
 const FADING: u64 = 32;
 
 impl OwnerLoads {
-    /// In tokens.
-    pub fn of(&self, owner: Owner) -> u64 {
+    /// In tokens, of an owner with so many running requests.
+    pub fn of(&self, owner: Owner, running: usize) -> u64 {
         let found = self.0.iter().find(|(of, _)| *of == owner);
-        found.map_or(0, |(_, load)| load / SCALE)
+        let lately = found.map_or(0, |(_, load)| load / SCALE);
+        lately + FADING * running as u64
     }
 
     /// A step has computed these tokens.
@@ -46,9 +48,10 @@ mod tests {
         for _ in 0..1000 {
             loads.end_step([(ann, 2), (ann, 4)].into_iter());
         }
-        assert!((180..=192).contains(&loads.of(ann)), "{loads:?}");
+        assert!((180..=192).contains(&loads.of(ann, 0)), "{loads:?}");
         loads.end_step([(ben, 100)].into_iter());
-        assert!(loads.of(ben) == 100 && loads.of(ann) < 190);
+        assert!(loads.of(ben, 0) == 100 && loads.of(ann, 0) < 190);
+        assert_eq!(loads.of(ben, 2), 164);
         for _ in 0..1000 {
             loads.end_step([].into_iter());
         }

@@ -49,11 +49,13 @@ pub struct Pace {
     pub chunk: usize,
 }
 
-/// Prompt tokens that a step reads, by how long steps take. There are two:
+/// Prompt tokens that a step reads, by how long steps take. There are three:
 ///
 /// * [`Portion::shared`], while several requests run or wait. It halves when a step takes longer than 40 ms, down to a block, and
 ///   doubles when one takes less than 15 ms. Where even a block takes longer than 100 ms it goes back to the maximum: small
 ///   portions would only cost.
+/// * [`Portion::light`], for an owner that had less than every other ([`reads_for_light_owner`]). Each portion costs it a token
+///   of all who decode, who have had more: it halves when a step takes longer than 200 ms, down to the shared maximum.
 /// * [`Portion::lone`], for the only request. No other request waits for its steps, so it reads the runtime's own chunk, as
 ///   generation without a scheduler does. Only a cancellation or a new request waits for the step: the portion halves
 ///   when a step takes longer than a second, down to the shared maximum, and doubles when one takes less than 0.4 s.
@@ -82,6 +84,16 @@ impl Portion {
             short: Duration::from_millis(15),
             hopeless: Duration::from_millis(100),
             last: None,
+        }
+    }
+
+    /// `min`: of [`Portion::shared`] the maximum.
+    pub fn light(min: usize, max: usize) -> Portion {
+        Portion {
+            tokens: min.min(max),
+            long: Duration::from_millis(200),
+            short: Duration::from_millis(90),
+            ..Portion::lone(min, max)
         }
     }
 
@@ -125,6 +137,19 @@ impl Portion {
     pub fn reads(&mut self, now: Duration, tokens: usize) {
         self.last = Some((now, tokens));
     }
+}
+
+/// Whether others take part, and an owner that had less than each of them has a prompt to read.
+pub fn reads_for_light_owner(demands: &[Demand]) -> bool {
+    let Some(least) = demands.iter().min_by_key(|demand| demand.owner_load) else {
+        return false;
+    };
+    let (its, others): (Vec<&Demand>, Vec<_>) = demands
+        .iter()
+        .partition(|demand| demand.owner == least.owner);
+    let reads = |demand: &&Demand| demand.priority == Priority::Interactive && demand.pending > 1;
+    let has_more = |demand: &&Demand| demand.owner_load > least.owner_load;
+    !others.is_empty() && others.iter().all(has_more) && its.iter().any(reads)
 }
 
 /// (demand): tokens that it gets; 0 waits for another step.
@@ -268,6 +293,48 @@ mod tests {
         // Where not all decode, too.
         let pace = Pace { batch: 1, ..PACE };
         assert_eq!(plan(&[busy(1), of_ann(1)], pace), [0, 1]);
+    }
+
+    #[test]
+    fn an_owner_that_had_less_than_others_reads_in_larger_portions() {
+        let ann = Owner::new("ann").unwrap();
+        let of_ann = |owner_load, pending| Demand {
+            owner: ann,
+            owner_load,
+            ..demand(Interactive, pending, 0)
+        };
+        let other = |pending| Demand {
+            owner_load: 96,
+            ..demand(Interactive, pending, 0)
+        };
+        assert!(reads_for_light_owner(&[
+            other(1),
+            of_ann(95, 1),
+            of_ann(95, 200)
+        ]));
+        assert!(!reads_for_light_owner(&[other(1), of_ann(95, 1)]));
+        assert!(!reads_for_light_owner(&[other(1), of_ann(96, 200)]));
+        assert!(!reads_for_light_owner(&[of_ann(95, 1), of_ann(95, 200)]));
+        let in_background = Demand {
+            priority: Background,
+            ..of_ann(0, 200)
+        };
+        assert!(!reads_for_light_owner(&[other(1), in_background]));
+        assert!(!reads_for_light_owner(&[]));
+        let mut portion = Portion::light(64, 256);
+        let mut now = Duration::ZERO;
+        let mut step = |millis: u64| {
+            let tokens = portion.tokens();
+            portion.reads(now, tokens);
+            now += Duration::from_millis(millis);
+            portion.begin(now);
+            portion.tokens()
+        };
+        assert_eq!(
+            [50, 89, 199, 201, 300].map(&mut step),
+            [128, 256, 256, 128, 64]
+        );
+        assert_eq!([5000, 91].map(&mut step), [64, 64]);
     }
 
     #[test]

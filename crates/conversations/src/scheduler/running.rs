@@ -1,6 +1,5 @@
 //! A request between submission and its last event: prepared while it waits in the queue, running in the batch.
 
-use super::owner_loads::OwnerLoads;
 use super::plan::{Demand, Priority};
 use super::prefix_cache::{PrefixKey, PrefixMatch, PromptBeingRead, checkpoints};
 use super::queue::QueuedRequest;
@@ -305,13 +304,13 @@ impl RunningRequest {
         }
     }
 
-    pub fn demand(&self, loads: &OwnerLoads) -> Demand {
+    pub fn demand(&self, owner_load: u64) -> Demand {
         Demand {
             priority: self.priority,
             pending: self.pending().len(),
             skipped_steps: self.skipped_steps,
             owner: self.owner,
-            owner_load: loads.of(self.owner),
+            owner_load,
         }
     }
 
