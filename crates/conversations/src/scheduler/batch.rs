@@ -12,8 +12,8 @@ use super::request::{Deliver, RequestError, RequestEvent, RequestId, RequestRepo
 use super::resources::Resources;
 use super::running::{CompletionWork, RunningRequest, RunningWork};
 use crate::session::{
-    Embed, EndedTurn, Owner, RebuildShare, STEP_TOKENS_MAX, SessionError, SessionId, SessionResult,
-    Sessions, TurnAnswer, TurnInProgress, embed_later,
+    AWAITED_TOKENS_MAX, Embed, EndedTurn, Owner, RebuildShare, STEP_TOKENS_MAX, SessionError,
+    SessionId, SessionResult, Sessions, TurnAnswer, TurnInProgress, embed_later,
 };
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{
@@ -197,8 +197,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The next tokens of a stream that is being condensed: a few beside requests that decode, more beside others, or where
-    /// a request waits for it.
+    /// The next tokens of a stream that is being condensed: a few beside requests that decode, some more where a request
+    /// waits for it, many where nothing decodes.
     pub fn condense_share(&mut self, resources: &mut Resources) -> Option<RebuildShare> {
         let awaited = resources.awaited;
         let sessions = resources.sessions.as_mut()?;
@@ -206,9 +206,10 @@ impl Batch {
             .running
             .iter()
             .any(|request| request.pending().len() == 1);
-        let tokens_max = match is_decoding && awaited.is_none() {
-            true => sessions.options().condense_per_token,
-            false => STEP_TOKENS_MAX,
+        let tokens_max = match (is_decoding, awaited) {
+            (true, None) => sessions.options().condense_per_token,
+            (true, Some(_)) => AWAITED_TOKENS_MAX,
+            (false, _) => STEP_TOKENS_MAX,
         };
         let lent = self.running.iter_mut().find_map(|request| {
             let RunningWork::Turn(turn) = &mut request.work else {

@@ -92,7 +92,7 @@ pub mod turns;
 mod undo;
 mod words;
 
-pub(crate) use condensing::RebuildShare;
+pub(crate) use condensing::{AWAITED_TOKENS_MAX, RebuildShare};
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
 pub use embed::Embed;
 pub(crate) use embed::embed_later;
