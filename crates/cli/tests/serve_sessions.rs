@@ -130,6 +130,56 @@ fn sessions_last() {
     }
 }
 
+/// A state is seen by the next answer until another replaces it, is shown with the session, and is deleted by its number.
+#[test]
+fn states_over_http() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let name = format!("states-{}", std::process::id());
+    let (status, first) = server.say(&name, json!([user("We play a game.")]));
+    assert_eq!(status, 200, "{first}");
+    let states = format!("/v1/sessions/{name}/states");
+    let (status, low) = server.post(&states, &json!({ "text": "The level is 3." }));
+    assert_eq!((status, &low["number"]), (201, &json!(1)), "{low}");
+    let body = json!({ "text": "The level is 4.", "replaces": 1 });
+    let (status, high) = server.post(&states, &body);
+    assert_eq!((status, &high["number"]), (201, &json!(2)), "{high}");
+    let shown = json!([{ "number": 2, "text": "The level is 4." }]);
+    assert_eq!(server.session(&name)["states"], shown);
+    let (status, second) = server.say(&name, json!([user("Which level is it?")]));
+    assert_eq!(status, 200, "{second}");
+    let kept = |answer: &Value| answer["context"]["kept"].as_u64().unwrap();
+    // The first turn, the state and the new question; without the state its tokens are missing.
+    assert_eq!(server.delete(&format!("{states}/2")), 200);
+    assert_eq!(server.session(&name)["states"], json!([]));
+    assert_eq!(
+        server.delete(&format!("/v1/sessions/{name}/turns/last")),
+        200
+    );
+    let (_, without) = server.say(&name, json!([user("Which level is it?")]));
+    assert!(kept(&without) < kept(&second), "{without} {second}");
+
+    assert_eq!(server.delete(&format!("{states}/2")), 404);
+    assert_eq!(
+        server.delete(&format!("{states}/0")),
+        404,
+        "turn 0 is not a state"
+    );
+    for refused in [
+        json!({}),
+        json!({ "text": 7 }),
+        json!({ "text": "" }),
+        json!({ "text": "x", "replaces": 9 }),
+    ] {
+        let (status, answer) = server.post(&states, &refused);
+        assert!([400, 404].contains(&status), "{refused}: {answer}");
+    }
+    let (status, _) = server.post("/v1/sessions/missing/states", &json!({ "text": "x" }));
+    assert_eq!(status, 404);
+    assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 200);
+}
+
 /// Three people talk at once in a budget for hardly one conversation, and look at each other's: each hears what it would
 /// hear alone, and who looks while there is no room comes again.
 #[test]

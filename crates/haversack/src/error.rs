@@ -211,6 +211,7 @@ fn of_session(error: &SessionError) -> ErrorKind {
     match error {
         SessionError::NoSuchSession { .. }
         | SessionError::NoSuchFact { .. }
+        | SessionError::NoSuchState { .. }
         | SessionError::NoSuchTurn { .. } => ErrorKind::NotFound,
         SessionError::NowhereToLook { .. } => ErrorKind::NotFound,
         SessionError::Answering { .. } | SessionError::Open { .. } => ErrorKind::Conflict,

@@ -18,6 +18,8 @@ pub struct ConversationView {
     pub usage: SequenceUsage,
     /// Facts that hold, with their numbers.
     pub facts: Vec<(u64, String)>,
+    /// States that hold, with their numbers, which are those of turns.
+    pub states: Vec<(u64, String)>,
     /// The last turns, the oldest first.
     pub turns: Vec<TurnView>,
 }
@@ -90,6 +92,7 @@ pub(crate) fn view(
             stats: sessions.stats(runtime, id)?,
             usage: SequenceUsage::new(runtime, sessions.sequence(id)?)?,
             facts: facts.collect(),
+            states: states_of(sessions, id)?,
             turns: turns?,
         })
     })
@@ -100,12 +103,13 @@ pub(crate) fn states(
     scheduler: &mut Scheduler,
     name: SessionName<'_>,
 ) -> Result<Vec<(u64, String)>, SessionError> {
-    scheduler.with_session(name, |_, sessions, id| {
-        let states = sessions.turns(id)?.into_iter().filter(|turn| turn.is_state);
-        let numbers: Vec<u64> = states.map(|turn| turn.number).collect();
-        let text = |number| Ok((number, sessions.turn(id, number)?.text));
-        numbers.into_iter().map(text).collect()
-    })
+    scheduler.with_session(name, |_, sessions, id| states_of(sessions, id))
+}
+
+fn states_of(sessions: &Sessions, id: SessionId) -> Result<Vec<(u64, String)>, SessionError> {
+    let states = sessions.turns(id)?.into_iter().filter(|turn| turn.is_state);
+    let text = |number| Ok((number, sessions.turn(id, number)?.text));
+    states.map(|turn| text(turn.number)).collect()
 }
 
 /// How a conversation stands to a history that a caller has.

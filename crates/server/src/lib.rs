@@ -94,6 +94,16 @@ fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<ServerState>>)>
             delete(sessions::revoke_fact),
         ),
         (
+            "/v1/sessions/{id}/states",
+            "post",
+            post(sessions::add_state),
+        ),
+        (
+            "/v1/sessions/{id}/states/{number}",
+            "delete",
+            delete(sessions::delete_state),
+        ),
+        (
             "/v1/sessions/{id}/turns/{number}/recall",
             "post",
             post(sessions::recall),

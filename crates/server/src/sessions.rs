@@ -241,6 +241,13 @@ pub struct FactRequest {
     pub supersedes: Option<u64>,
 }
 
+#[derive(Debug, Deserialize)]
+pub struct StateRequest {
+    pub text: String,
+    /// The number of the state that no longer holds.
+    pub replaces: Option<u64>,
+}
+
 /// Whose sessions these are.
 type Whose = Extension<Owner>;
 type Answer = Result<Json<Value>, Fail>;
@@ -394,6 +401,7 @@ pub async fn add_fact(
     _: QueuePlace,
     JsonBody(FactRequest { text, supersedes }, permit): JsonBody<FactRequest>,
 ) -> Created {
+    check_said(&text)?;
     let client = running(&server)?;
     let fact = told(&server, permit.bytes, move |texts, _| texts.fact(&text)).await?;
     drop(permit);
@@ -404,6 +412,14 @@ pub async fn add_fact(
     Ok((StatusCode::CREATED, Json(json!({ "number": number }))))
 }
 
+/// A fact or a state says something.
+fn check_said(text: &str) -> Result<(), Fail> {
+    match text.trim().is_empty() {
+        true => Err(Fail::param("text", "it is empty; accepted: some words")),
+        false => Ok(()),
+    }
+}
+
 pub async fn revoke_fact(
     State(server): Server,
     whose: Whose,
@@ -412,6 +428,37 @@ pub async fn revoke_fact(
     let revoked = running(&server)?.revoke_fact(whose.session(&id), number);
     revoked.await?;
     Ok(Json(json!({ "number": number, "revoked": true })))
+}
+
+pub async fn add_state(
+    State(server): Server,
+    whose: Whose,
+    Path(id): Path<String>,
+    _: QueuePlace,
+    JsonBody(StateRequest { text, replaces }, permit): JsonBody<StateRequest>,
+) -> Created {
+    check_said(&text)?;
+    let client = running(&server)?;
+    let state = told(&server, permit.bytes, move |texts, _| texts.state(&text)).await?;
+    drop(permit);
+    let read = SessionRead::State {
+        state,
+        instead: replaces,
+    };
+    let number = client
+        .read(read_request(&server, whose.session(&id), read, now_ms()))
+        .await?;
+    Ok((StatusCode::CREATED, Json(json!({ "number": number }))))
+}
+
+pub async fn delete_state(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    let deleted = running(&server)?.delete_state(whose.session(&id), number);
+    deleted.await?;
+    Ok(Json(json!({ "number": number, "deleted": true })))
 }
 
 pub async fn recall(
@@ -439,7 +486,7 @@ fn running(server: &ServerState) -> Result<&Client, Fail> {
 
 fn view_json(view: &ConversationView) -> Value {
     let stats = &view.stats;
-    let fact = |(number, text): &(u64, String)| json!({ "number": number, "text": text });
+    let numbered = |(number, text): &(u64, String)| json!({ "number": number, "text": text });
     json!({
         "id": stats.name,
         "object": "session",
@@ -457,7 +504,8 @@ fn view_json(view: &ConversationView) -> Value {
         "file_bytes": stats.file_bytes,
         "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
         "condensed": stats.condensed.as_ref().map(ToString::to_string),
-        "facts": json_list(&view.facts, fact),
+        "facts": json_list(&view.facts, numbered),
+        "states": json_list(&view.states, numbered),
         "turns": json_list(&view.turns, turn_json),
     })
 }

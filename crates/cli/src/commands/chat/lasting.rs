@@ -518,7 +518,8 @@ fn named(error: Error) -> anyhow::Error {
     use haversack::session::SessionError as E;
     let is_named = matches!(&error, Error::Session(error) if matches!(
         **error,
-        E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchTurn { .. }
+        E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchState { .. }
+            | E::TooMuchState { .. } | E::NoSuchTurn { .. }
     ));
     let is_damaged = matches!(&error, Error::Session(error) if error.is_damage());
     match is_named {
