@@ -14,7 +14,7 @@
 //! Tokens do not pass here: nothing is fast, and no contents of a block can make it panic. Scales may
 //! be infinite or NaN and stay so.
 
-use half::{bf16, f16};
+use super::half::{from_bf16, from_f16};
 
 use super::WeightType::{self, *};
 
@@ -87,7 +87,7 @@ impl Scales {
     /// The f32 scale of the first or second half of the group. One rounding, as in the product
     /// `d * sub` of the reference.
     pub(crate) fn scale(self, ty: WeightType, half: usize) -> f32 {
-        let d = f16::from_bits(self.d).to_f32();
+        let d = from_f16(self.d.to_le_bytes());
         if ty.has_sub_scales() {
             d * f32::from(self.sub[half])
         } else {
@@ -97,7 +97,7 @@ impl Scales {
 
     /// What is added to `scale * integer`.
     pub(crate) fn min(self, ty: WeightType, half: usize) -> f32 {
-        let m = f16::from_bits(self.m).to_f32();
+        let m = from_f16(self.m.to_le_bytes());
         if ty.has_sub_scales() {
             -(m * f32::from(self.sub_min[half]))
         } else {
@@ -364,8 +364,8 @@ pub fn unpack_row(ty: WeightType, bytes: &[u8], out: &mut [f32]) {
 pub(crate) fn float_at(ty: WeightType, bytes: &[u8], i: usize) -> f32 {
     match ty {
         F32 => f32::from_le_bytes(bytes.as_chunks().0[i]),
-        F16 => f16::from_le_bytes(bytes.as_chunks().0[i]).to_f32(),
-        _ => bf16::from_le_bytes(bytes.as_chunks().0[i]).to_f32(),
+        F16 => from_f16(bytes.as_chunks().0[i]),
+        _ => from_bf16(bytes.as_chunks().0[i]),
     }
 }
 

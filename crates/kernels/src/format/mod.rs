@@ -2,6 +2,7 @@
 //! and values in a block ([`kv`]).
 
 pub mod gguf;
+pub(crate) mod half;
 pub mod kv;
 pub mod packed;
 

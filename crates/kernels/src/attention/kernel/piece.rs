@@ -1,7 +1,7 @@
 //! One head of the keys or values of a block, in memory.
 
+use crate::format::half::from_f16;
 use crate::format::kv::{BLOCK_SLOTS, Form};
-use half::f16;
 use std::ops::Range;
 
 /// The planes and scales of one head, and the sinks that replace its first slots.
@@ -62,7 +62,7 @@ impl<'a> Head<'a> {
 
 /// One f16 of many.
 pub(super) fn half_at(halves: &[u8], i: usize) -> f32 {
-    f16::from_le_bytes([halves[2 * i], halves[2 * i + 1]]).to_f32_const()
+    from_f16([halves[2 * i], halves[2 * i + 1]])
 }
 
 /// Rows of f32 at a common distance: `row(r) = values[r * stride ..]`.

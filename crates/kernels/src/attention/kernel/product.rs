@@ -11,9 +11,9 @@
 use super::finish::with_rows;
 use super::level_dot::LevelDot;
 use super::piece::{Panel, Rows};
+use crate::format::half::from_f16;
 use crate::format::kv::Codec;
 use crate::simd::simd_fn;
-use half::f16;
 use std::ops::Range;
 
 /// One number of a panel, for the scalar reference.
@@ -21,7 +21,7 @@ fn value(panel: &Panel<'_>, codec: Codec, index: usize) -> f32 {
     let at = &panel.lines[index * width_of(codec)..];
     match codec {
         Codec::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
-        _ => f16::from_le_bytes([at[0], at[1]]).to_f32_const(),
+        _ => from_f16([at[0], at[1]]),
     }
 }
 

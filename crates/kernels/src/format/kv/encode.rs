@@ -26,9 +26,9 @@
 use super::GROUP_MAX;
 use super::levels::{Codebook, Curve, StartScale};
 use crate::LANES;
+use crate::format::half::{from_f16, to_f16};
 use crate::ops::lanes::{self, greater};
 use crate::simd::Simd;
-use half::f16;
 use std::hint::select_unpredictable;
 
 /// The greatest finite f16.
@@ -203,7 +203,7 @@ pub(super) fn scale<C: Coder, const N: usize>(
 pub(super) fn to_half(x: f32) -> [u8; 2] {
     let x = if x > HALF_MAX { HALF_MAX } else { x };
     let x = if x < -HALF_MAX { -HALF_MAX } else { x };
-    f16::from_f32_const(x).to_le_bytes()
+    to_f16(x)
 }
 
 /// The scalar reference.
@@ -257,8 +257,8 @@ impl Coder for ScalarCoder {
     }
 
     fn half(self, x: f32) -> (f32, [u8; 2]) {
-        let half = f16::from_f32_const(x);
-        (half.to_f32_const(), half.to_le_bytes())
+        let half = to_f16(x);
+        (from_f16(half), half)
     }
 
     fn uniform(self, x: &Lanes, by: f32, low: f32, high: f32) -> Bytes {
@@ -305,11 +305,11 @@ impl Coder for ScalarCoder {
 
     fn widen(self, x: &[u8; 64]) -> [f32; 32] {
         let (halves, _) = x.as_chunks::<2>();
-        std::array::from_fn(|i| f16::from_le_bytes(halves[i]).to_f32_const())
+        std::array::from_fn(|i| from_f16(halves[i]))
     }
 
     fn half_at(self, x: &[u8], i: usize) -> f32 {
-        f16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32_const()
+        from_f16([x[2 * i], x[2 * i + 1]])
     }
 }
 
