@@ -1,16 +1,22 @@
-//! Answers as they come from the engine, and the one case in which the model is asked twice.
+//! Answers as they come from the engine, and the cases in which the model is asked twice.
 //!
-//! Small models that have the result of a call tend to make the same call again, or to write the result down as it came, for
-//! ever: the client would run the function until it gives up. So an answer that begins with either is dropped before any of
-//! it is sent, and the model is asked once more without tools.
+//! Small models that are given tools call one where none is needed ([`super::call_check`]). With the result of a call they tend
+//! to make the same call again, or to write the result down as it came, for ever: the client would run the function until it
+//! gives up. So an answer that begins with a call is looked at before any of it is sent; if the call is not to be made, the
+//! answer is dropped, and the model is asked once more without tools.
 
+use super::answer::EVENTS;
+use super::call_check::{self, CallCheck, is_needed};
+use super::chat::encode;
 use super::choice_text::ChoiceText;
 use super::fail::Fail;
-use super::request::CheckedRequest;
+use super::request::{CheckedRequest, WithoutTools};
 use super::state::ServerState;
 use super::tools::{self, RESULT_BEGIN};
 use super::types::ChatMessage;
+use haversack::engine::runtime::GenerateOptions;
 use haversack::grammar::{AnswerPart, Functions, ToolCall};
+use haversack::scheduler::{Request, RequestKind};
 use haversack::{AnswerEvent, AnswerEvents, EventOptions};
 use serde_json::Value as Json;
 use std::collections::VecDeque;
@@ -21,21 +27,53 @@ pub struct BegunAnswer {
     events: AnswerEvents,
 }
 
+/// What an answer begins with.
+enum Beginning {
+    Text,
+    /// Text as results are written.
+    Result,
+    Call(ToolCall),
+}
+
 impl BegunAnswer {
-    /// Submits a request. Becomes the request without tools where the answer would be nothing but a call that was answered.
+    /// Submits a request. Becomes the request without tools where the answer begins with a call that is not to be made.
     pub async fn begin(
         server: &ServerState,
         checked: &mut CheckedRequest,
         options: EventOptions,
     ) -> Result<BegunAnswer, Fail> {
+        let question = checked.requests.first().map(|request| Request {
+            options: GenerateOptions {
+                tokens_max: Some(1),
+                ..GenerateOptions::default()
+            },
+            owner: request.owner,
+            deadline: request.deadline,
+            ..Request::completion(Vec::new())
+        });
         let mut begun = BegunAnswer::submit(server, checked, options).await?;
-        if let Some(answered) = checked.answered.take()
+        if let Some(WithoutTools {
+            request,
+            answered,
+            check,
+        }) = checked.without_tools.take()
             && let Some(functions) = checked.callable.clone()
-            && begun.repeats(functions, &answered.calls).await
+            && let Some(question) = question
         {
-            drop(begun);
-            *checked = *answered.without_tools;
-            begun = BegunAnswer::submit(server, checked, options).await?;
+            let is_made = match begun.beginning(functions).await {
+                Beginning::Text => true,
+                Beginning::Result => answered.is_empty(),
+                Beginning::Call(call) if answered.iter().any(|past| is_same(past, &call)) => false,
+                Beginning::Call(call) => match check {
+                    Some(check) => is_call_needed(server, &check, &call, question).await,
+                    None => true,
+                },
+            };
+            if !is_made {
+                drop(begun);
+                *checked = *request;
+                begun = BegunAnswer::submit(server, checked, options).await?;
+            }
         }
         Ok(begun)
     }
@@ -59,8 +97,7 @@ impl BegunAnswer {
         }
     }
 
-    /// Whether the answer begins with one of these calls, or as a result does.
-    async fn repeats(&mut self, functions: Functions, calls: &[ToolCall]) -> bool {
+    async fn beginning(&mut self, functions: Functions) -> Beginning {
         let mut choice = ChoiceText::new(Some(&functions));
         let mut begun = String::new();
         while let Some((i, event)) = self.events.next().await {
@@ -75,17 +112,56 @@ impl BegunAnswer {
             self.looked_at.push_back((i, event));
             for part in parts {
                 match part {
-                    AnswerPart::Call(call) => return calls.iter().any(|past| is_same(past, &call)),
+                    AnswerPart::Call(call) => return Beginning::Call(call),
                     AnswerPart::Text(text) => begun += &text,
                 }
             }
             let begun = begun.trim_start();
+            if begun.starts_with(RESULT_BEGIN) {
+                return Beginning::Result;
+            }
             if is_end || !RESULT_BEGIN.starts_with(begun) {
-                return begun.starts_with(RESULT_BEGIN);
+                return Beginning::Text;
             }
         }
-        false
+        Beginning::Text
     }
+}
+
+/// Asks the model about a call. A call about which it cannot be asked stands.
+async fn is_call_needed(
+    server: &ServerState,
+    check: &CallCheck,
+    call: &ToolCall,
+    question: Request,
+) -> bool {
+    let client = server.client();
+    let model = client.model();
+    let Ok(prompt) = encode(model, &check.question(&call.name), None) else {
+        return true;
+    };
+    let question = Request {
+        borders: prompt.borders,
+        messages: prompt.messages,
+        kind: RequestKind::Completion {
+            prompt: prompt.ids,
+            rows: None,
+        },
+        ..question
+    };
+    let options = EventOptions {
+        logprobs: Some(call_check::TOP),
+        ..EVENTS
+    };
+    let Ok(mut events) = client.submit(vec![question], options).await else {
+        return true;
+    };
+    while let Some((_, event)) = events.next().await {
+        if let AnswerEvent::Token { logprob, .. } = event {
+            return logprob.is_none_or(|first| is_needed(model, &first));
+        }
+    }
+    true
 }
 
 /// Calls with results behind the last message of the user, if a result is the last message.

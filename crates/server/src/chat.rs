@@ -3,8 +3,9 @@
 use super::answer::{Api, answer};
 use super::begun_answer::answered_calls;
 use super::body::{JsonBody, QueuePlace};
+use super::call_check::CallCheck;
 use super::fail::{Fail, refuse, require};
-use super::request::{AnsweredCalls, CheckedRequest, EndpointFields};
+use super::request::{CheckedRequest, EndpointFields, WithoutTools};
 use super::state::Server;
 use super::tools::{self, ToolSet};
 use super::types::{ChatMessage, ChatRequest, CommonFields};
@@ -82,25 +83,23 @@ pub fn completion(
         };
         request::completion(client, fields, common)
     };
-    let calls = match tools {
-        Some(tools) if !tools.must() && common.choices() == 1 => answered_calls(messages),
-        _ => Vec::new(),
-    };
-    let mut answered = None;
-    if !calls.is_empty() {
+    let may_call = tools.filter(|tools| !tools.must() && common.choices() == 1);
+    let mut without_tools = None;
+    if let Some(tools) = may_call {
         let fields = EndpointFields {
             stops: fields.stops,
             top: fields.top,
             owner: fields.owner,
             ..EndpointFields::default()
         };
-        answered = Some(AnsweredCalls {
-            calls,
-            without_tools: Box::new(with(None, fields)?),
+        without_tools = Some(WithoutTools {
+            request: Box::new(with(None, fields)?),
+            answered: answered_calls(messages),
+            check: CallCheck::new(messages, tools),
         });
     }
     Ok(CheckedRequest {
-        answered,
+        without_tools,
         ..with(tools, fields)?
     })
 }

@@ -15,6 +15,7 @@ mod answer;
 mod auth;
 mod begun_answer;
 mod body;
+mod call_check;
 mod chat;
 mod choice_text;
 mod completions;

@@ -1,5 +1,6 @@
 //! From a parsed body to requests of the scheduler: everything is checked before anything is computed.
 
+use super::call_check::CallCheck;
 use super::fail::{Fail, refuse, require};
 use super::limits;
 use super::types::{CommonFields, OneOrMany, WhenLonger};
@@ -30,14 +31,17 @@ pub struct CheckedRequest {
     pub model: Option<String>,
     /// Functions that the answer may call.
     pub callable: Option<Functions>,
-    /// Calls that it need not make again.
-    pub answered: Option<AnsweredCalls>,
+    /// Where it may call functions and need not: what it becomes if its first call is not to be made.
+    pub without_tools: Option<WithoutTools>,
 }
 
-/// Calls that were answered since the user said something, and the request to take if one of them is made again.
-pub struct AnsweredCalls {
-    pub calls: Vec<ToolCall>,
-    pub without_tools: Box<CheckedRequest>,
+/// A request without the tools that it came with, and what decides whether it is taken.
+pub struct WithoutTools {
+    pub request: Box<CheckedRequest>,
+    /// Calls that were answered since the user said something: they need not be made again.
+    pub answered: Vec<ToolCall>,
+    /// Whether a call is needed at all.
+    pub check: Option<CallCheck>,
 }
 
 /// A message to a session.
@@ -123,7 +127,7 @@ impl CheckedRequest {
             include_usage: usage.unwrap_or(false),
             model: common.model.clone(),
             callable: fields.callable.clone(),
-            answered: None,
+            without_tools: None,
         }
     }
 }

@@ -92,6 +92,16 @@ impl ToolSet {
         }
     }
 
+    /// Names of the functions, and what they are said to do.
+    pub fn descriptions(&self) -> Vec<(String, String)> {
+        let described = |tool: &Tool| {
+            let text = tool.whole.pointer("/function/description");
+            let text = text.and_then(Json::as_str).unwrap_or_default();
+            (tool.name.clone(), text.to_owned())
+        };
+        self.tools.iter().map(described).collect()
+    }
+
     /// The shape of an answer that may call them, or must.
     pub fn shape(&self) -> Shape {
         let (tools, must) = match self.choice {
