@@ -8,7 +8,7 @@
 mod common;
 
 use common::server::Server;
-use common::{Sandbox, text};
+use common::{Sandbox, model, text};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -85,4 +85,66 @@ fn the_client_of_rust() {
     let told = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{told}");
     holds(&mut Command::new(built.join("debug/openai-suite")));
+}
+
+/// Tools and schemas of the command line `llm` with the default model, which calls tools; the tiny one does not. What it says is
+/// printed.
+#[test]
+#[ignore = "fetches the Python package `llm` with pip"]
+fn the_llm_command_line() {
+    let Some(model) = model("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf") else {
+        return;
+    };
+    let python = python(&["llm>=0.26"]);
+    let server = Server::start_with(Sandbox::shared(), &model, &[]);
+    let sandbox = Sandbox::new();
+    let address = server.address;
+    sandbox.write(
+        "extra-openai-models.yaml",
+        format!(
+            "- model_id: haversack\n  model_name: haversack\n  api_base: http://{address}/v1\n  \
+             supports_tools: true\n  supports_schema: true\n"
+        ),
+    );
+    let folder = sandbox.path("");
+    let llm = |words: &[&str]| {
+        let usual: &[&str] = &["-m", "llm", "-m", "haversack", "-o", "temperature", "0"];
+        let words = [usual, words].concat();
+        let done = Command::new(&python)
+            .args(&words)
+            .env("LLM_USER_PATH", &folder)
+            .env_remove("OPENAI_API_KEY")
+            .output()
+            .unwrap();
+        let (said, told) = (
+            String::from_utf8_lossy(&done.stdout).into_owned(),
+            String::from_utf8_lossy(&done.stderr).into_owned(),
+        );
+        println!("llm {}\n{told}{said}", words[2..].join(" "));
+        assert!(done.status.success(), "{told}");
+        (said, told)
+    };
+    let ways: [&[&str]; 2] = [&[], &["--no-stream"]];
+    for way in ways {
+        let tool = ["-T", "llm_time", "--td"];
+        let (said, told) = llm(&[way, &tool, &["What time is it?"]].concat());
+        assert_eq!(told.matches("Tool call: llm_time({})").count(), 1, "{told}");
+        assert!(said.chars().any(|c| c.is_ascii_digit()), "{said}");
+        let (said, told) = llm(&[way, &tool, &["What is the capital of France?"]].concat());
+        assert!(
+            said.contains("Paris") && !told.contains("Tool call"),
+            "{told}{said}"
+        );
+        let schema = ["--schema", "name, age int, city", "invent a person"];
+        let (said, _) = llm(&[way, &schema].concat());
+        let person: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert!(
+            person["name"].is_string() && person["city"].is_string(),
+            "{said}"
+        );
+        assert!(
+            person["age"].is_i64() && person.as_object().unwrap().len() == 3,
+            "{said}"
+        );
+    }
 }
