@@ -1,10 +1,9 @@
 //! Answers of the chat and completion APIs: one document, or a stream of events.
 
-use super::begun_answer::BegunAnswer;
+use super::begun_answer::{BegunAnswer, EVENTS};
 use super::choice_text::ChoiceText;
 use super::fail::Fail;
 use super::json::list;
-use super::limits;
 use super::request::CheckedRequest;
 use super::state::ServerState;
 use super::stream::{AnswerWriter, Outbox, stream_answer};
@@ -19,14 +18,6 @@ use haversack::{AnswerEvent, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// How the engine tells the events of a request.
-pub const EVENTS: EventOptions = EventOptions {
-    logprobs: None,
-    max_behind: limits::BEHIND,
-    waits: false,
-    progress: false,
-};
 
 /// The two APIs differ in names and in where the text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,11 +5,11 @@
 //! gives up. So an answer that begins with a call is looked at before any of it is sent; if the call is not to be made, the
 //! answer is dropped, and the model is asked once more without tools.
 
-use super::answer::EVENTS;
 use super::call_check::{self, CallCheck, is_needed};
-use super::chat::encode;
 use super::choice_text::ChoiceText;
+use super::encode::encode;
 use super::fail::Fail;
+use super::limits;
 use super::request::{CheckedRequest, WithoutTools};
 use super::state::ServerState;
 use super::tools::{self, RESULT_BEGIN};
@@ -20,6 +20,14 @@ use haversack::scheduler::{Request, RequestKind};
 use haversack::{AnswerEvent, AnswerEvents, EventOptions};
 use serde_json::Value as Json;
 use std::collections::VecDeque;
+
+/// How the engine tells the events of a request.
+pub const EVENTS: EventOptions = EventOptions {
+    logprobs: None,
+    max_behind: limits::BEHIND,
+    waits: false,
+    progress: false,
+};
 
 /// Events of an answer, those first that were looked at before it was sent.
 pub struct BegunAnswer {

@@ -4,18 +4,17 @@ use super::answer::{Api, answer};
 use super::begun_answer::answered_calls;
 use super::body::{JsonBody, QueuePlace};
 use super::call_check::CallCheck;
+use super::encode::encode;
 use super::fail::{Fail, refuse, require};
 use super::request::{CheckedRequest, EndpointFields, WithoutTools};
 use super::state::Server;
-use super::tools::{self, ToolSet};
+use super::tools::ToolSet;
 use super::types::{ChatMessage, ChatRequest, CommonFields};
 use super::{request, sessions, structured};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use haversack::engine::Model;
-use haversack::text::chat::{EncodedChat, encode_chat_with_borders};
-use haversack::text::template::RenderOptions;
+use haversack::text::chat::EncodedChat;
 use haversack::{Client, Owner};
 
 pub async fn chat(
@@ -102,23 +101,4 @@ pub fn completion(
         without_tools,
         ..with(tools, fields)?
     })
-}
-
-/// The messages in tokens, with the tools in front of them or wherever the template puts them.
-pub fn encode(
-    model: &Model,
-    messages: &[ChatMessage],
-    tools: Option<&ToolSet>,
-) -> Result<EncodedChat, Fail> {
-    let has_some = !messages.is_empty();
-    require(has_some, "messages", "accepted: at least one message")?;
-    let template = model.template();
-    let knows_tools = template.knows_tools();
-    let messages = tools::messages(messages, tools, knows_tools)?;
-    let mut options = RenderOptions::to_answer(haversack::memory::clock::since_1970());
-    if let Some(tools) = tools.filter(|_| knows_tools) {
-        options.variables.push(("tools".into(), tools.variable()));
-    }
-    encode_chat_with_borders(template, model.tokenizer(), &messages, &options)
-        .map_err(|error| Fail::param("messages", error.to_string()))
 }

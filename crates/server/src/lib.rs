@@ -22,6 +22,7 @@ mod completions;
 mod connections;
 mod device;
 mod embeddings;
+mod encode;
 mod encoder;
 mod events;
 mod fail;

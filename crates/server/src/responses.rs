@@ -1,8 +1,7 @@
 //! `/v1/responses`: the newer API for text. Its request becomes the same one; its events have other names. Nothing is
 //! stored, so no response can be continued.
 
-use super::answer::EVENTS;
-use super::begun_answer::BegunAnswer;
+use super::begun_answer::{BegunAnswer, EVENTS};
 use super::body::{JsonBody, QueuePlace};
 use super::choice_text::ChoiceText;
 use super::fail::{Fail, require};
