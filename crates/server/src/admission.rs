@@ -4,7 +4,7 @@
 //! Whatever waits here is a future: where the client leaves, it is dropped and nothing is done for it.
 
 use crate::limits;
-use haversack::memory::background;
+use haversack::memory::background::{self, BackgroundThread};
 use haversack::{Error, Owner};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -118,20 +118,31 @@ async fn place(threads: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> 
     place.map_err(|_| Error::Closed)
 }
 
-/// On a thread of its own, of low priority. A priority cannot be raised again, so no other work runs there.
+/// On a thread of its own, which runs when no other wants its core, and after a second has a share of it: other programs may
+/// leave none. A priority cannot be raised again, so no other work runs there.
 async fn run_slowly<T: Send + 'static>(
     threads: &Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
     let place = place(threads).await?;
-    let (done, worked) = tokio::sync::oneshot::channel();
+    let (done, mut worked) = tokio::sync::oneshot::channel();
+    let (tell, told) = tokio::sync::oneshot::channel();
     let thread = std::thread::Builder::new().name("long request".to_owned());
     let spawned = thread.spawn(move || {
+        let _ = tell.send(BackgroundThread::here());
         background::lower_priority();
         let _place = place;
         let _ = done.send(work());
     });
-    spawned.map_err(Error::Thread)?;
+    let spawned = spawned.map_err(Error::Thread)?;
+    if let Ok(worked) = tokio::time::timeout(limits::IDLE_TIME, &mut worked).await {
+        return worked.map_err(|_| Error::Closed);
+    }
+    if let Ok(thread) = told.await
+        && !spawned.is_finished()
+    {
+        thread.take_share();
+    }
     worked.await.map_err(|_| Error::Closed)
 }
 

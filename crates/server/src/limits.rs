@@ -20,6 +20,8 @@ pub const WORKER_WAIT: Duration = Duration::from_secs(30);
 /// Longer texts are worked on one at a time, by a thread of low priority, and leave this share of the budget free: neither
 /// short requests nor the engine wait for them.
 pub const LONG_BYTES: usize = 32 << 10;
+/// How long such a thread has only what others leave of its core.
+pub const IDLE_TIME: Duration = Duration::from_secs(1);
 pub const LONG_FREE_SHARE: f64 = 0.25;
 /// How long a body waits for room in the budget: an idle engine looks every second.
 pub const BODY_ROOM: Duration = Duration::from_secs(2);
