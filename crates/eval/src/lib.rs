@@ -15,6 +15,7 @@ pub mod contender;
 pub mod dice;
 pub mod guard;
 pub mod instructions;
+pub mod long_talk;
 pub mod lookups;
 pub mod needles;
 pub mod recall;
