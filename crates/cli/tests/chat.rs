@@ -276,6 +276,9 @@ fn a_session_goes_on_in_another_process() {
         ("/state nothing", "/state NAME: TEXT"),
         ("/state nothing:", "there is no state nothing"),
         ("/forget 9", "no fact 9"),
+        ("/pin 9", "no turn 9"),
+        ("/pin", "/pin NUMBER"),
+        ("/exclude 2", "turn 2 is a state"),
         ("/open missing", "missing"),
     ] {
         let ended = try_say(&format!("{bad}\n"));
@@ -304,6 +307,15 @@ fn a_session_goes_on_in_another_process() {
         second.stdout
     );
     assert!(second.stdout.contains("ben") && second.stdout.contains("anna"));
+    let turns = say("/pin 0\n/turns\n/exclude 0\n/turns\n/exclude 0\n/turns\n/recall 0\n");
+    let places: Vec<&str> = turns.stdout.lines().map(str::trim).collect();
+    let first = places
+        .iter()
+        .filter(|line| line.ends_with("My name is Nora."));
+    let first: Vec<&str> = first
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .collect();
+    assert_eq!(first, ["pinned", "excluded", "hidden"], "{}", turns.stdout);
     let third = say("/open ben\n/turns\n/new\n");
     assert!(third.stdout.contains("And who am I?"), "{}", third.stdout);
     // Each says how to go on with it, but for the one that `/new` began and nothing was said in: it is gone.

@@ -206,6 +206,27 @@ fn people_use_the_page() {
         assert!(value.as_str().unwrap().parse::<f64>().is_ok(), "{value}");
     }
 
+    // A turn is excluded, included and pinned with its buttons.
+    let oldest = "[data-key='s-chat-1-fork'] .turns li:last-child";
+    let click = |word: &str| {
+        let script =
+            format!("document.querySelector(\"{oldest} .choices [data-key={word}]\").click()");
+        browser.run(&script, json!([]));
+    };
+    for (word, place) in [
+        ("exclude", "excluded"),
+        ("include", "hidden"),
+        ("pin", "pinned"),
+        ("unpin", "visible"),
+    ] {
+        click(word);
+        browser.wait(word, |b| {
+            b.text(&format!("{oldest} .place")) == json!(place)
+        });
+    }
+    let told = browser.text("[data-key='s-chat-1-fork'] .turns .told");
+    assert_eq!(told, json!("turn 0: it may leave memory again"));
+
     // Words are text, whatever they look like.
     browser.click("#chat-chat-2 .text");
     browser.press("<img src=x onerror=alert(1)>");

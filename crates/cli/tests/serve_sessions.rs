@@ -180,6 +180,53 @@ fn states_over_http() {
     assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 200);
 }
 
+/// A turn is excluded, included, pinned and unpinned by its number; what cannot be is refused.
+#[test]
+fn turns_are_pinned_and_excluded_over_http() {
+    let Some(server) = Server::start(&["--memory", "64M"]) else {
+        return;
+    };
+    let name = format!("choices-{}", std::process::id());
+    for text in ["My cat is called Miso.", "Which day is it?"] {
+        assert_eq!(server.say(&name, json!([user(text)])).0, 200);
+    }
+    let turn = format!("/v1/sessions/{name}/turns/0");
+    let flags = || {
+        let turn = &server.session(&name)["turns"][0];
+        [&turn["is_pinned"], &turn["is_excluded"]].map(|flag| flag.as_bool().unwrap())
+    };
+    assert_eq!(flags(), [false, false]);
+    let kept = |question: &str| {
+        let (status, answer) = server.say(&name, json!([user(question)]));
+        assert_eq!(status, 200, "{answer}");
+        let path = format!("/v1/sessions/{name}/turns/last");
+        assert_eq!(server.delete(&path), 200);
+        answer["context"]["kept"].as_u64().unwrap()
+    };
+    let before = kept("And my cat?");
+    let empty = json!({});
+    assert_eq!(server.post(&format!("{turn}/exclude"), &empty).0, 200);
+    assert_eq!(flags(), [false, true]);
+    let without = kept("And my cat?");
+    assert!(without < before, "{without} {before}");
+    assert_eq!(server.delete(&format!("{turn}/exclude")), 200);
+    assert_eq!((flags(), kept("And my cat?")), ([false, false], before));
+    assert_eq!(server.post(&format!("{turn}/pin"), &empty).0, 200);
+    assert_eq!(flags(), [true, false]);
+    assert_eq!(server.delete(&format!("{turn}/pin")), 200);
+    assert_eq!(flags(), [false, false]);
+    for path in ["turns/9/pin", "turns/9/exclude"] {
+        let path = format!("/v1/sessions/{name}/{path}");
+        assert_eq!(server.post(&path, &empty).0, 404);
+        assert_eq!(server.delete(&path), 404);
+    }
+    let path = format!("/v1/sessions/{name}/states");
+    let (_, state) = server.post(&path, &json!({ "text": "The level is 3." }));
+    let path = format!("/v1/sessions/{name}/turns/{}/exclude", state["number"]);
+    assert_eq!(server.post(&path, &empty).0, 400);
+    assert_eq!(server.delete(&format!("/v1/sessions/{name}")), 200);
+}
+
 /// Three people talk at once in a budget for hardly one conversation, and look at each other's: each hears what it would
 /// hear alone, and who looks while there is no room comes again.
 #[test]

@@ -4,7 +4,7 @@ use crate::common;
 
 use common::load;
 use common::session::{Words, say, seen, try_say};
-use haversack_conversations::session::turns::TurnPlace;
+use haversack_conversations::session::turns::{Turn, TurnPlace};
 use haversack_conversations::session::{
     AskedQuestion, Owner, SessionError, SessionOptions, SessionSettings, Sessions,
 };
@@ -403,6 +403,82 @@ fn states_change_and_take_no_more() {
             .count(),
         1
     );
+}
+
+/// A turn that is excluded is seen by no answer, whatever the question and after resuming, until it is recalled; a pinned one
+/// is seen by every answer.
+#[test]
+fn turns_are_pinned_and_excluded() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let mut id = sessions.create(&mut runtime, "a", "", 0).unwrap();
+    let (cat, trees) = (0, 1);
+    for question in &QUESTIONS[..3] {
+        say(&mut sessions, &mut runtime, id, question);
+    }
+    let is_seen = |sessions: &Sessions, id, number: u64| {
+        let turns = sessions.turns(id).unwrap();
+        turns.iter().any(|t| t.number == number && t.is_visible)
+    };
+    sessions.pin(&mut runtime, id, trees, true).unwrap();
+    sessions.exclude(&mut runtime, id, cat, true).unwrap();
+    assert!(!is_seen(&sessions, id, cat));
+    for question in QUESTIONS.iter().cycle().skip(3).take(24) {
+        say(&mut sessions, &mut runtime, id, question);
+        assert!(!is_seen(&sessions, id, cat), "{question}");
+        assert!(is_seen(&sessions, id, trees), "{question}");
+        sessions.suspend(&mut runtime, id).unwrap();
+        id = sessions.resume(&mut runtime, "a").unwrap();
+    }
+    // What is on disk is not pinned, and too much is not either.
+    let pinned = sessions.pin(&mut runtime, id, cat, true);
+    assert!(matches!(pinned, Err(SessionError::NotInMemory { .. })));
+    let mut refused = None;
+    let live = |turn: &&Turn| turn.place == TurnPlace::Live;
+    let turns = sessions.turns(id).unwrap();
+    let live: Vec<u64> = turns
+        .iter()
+        .copied()
+        .filter(live)
+        .map(|t| t.number)
+        .collect();
+    for number in live {
+        refused = refused.or(sessions.pin(&mut runtime, id, number, true).err());
+    }
+    let refused = refused.unwrap().to_string();
+    assert!(refused.ends_with("accepted: 75 at most"), "{refused}");
+    let turns = sessions.turns(id).unwrap();
+    let pinned = turns.iter().filter(|turn| turn.is_pinned);
+    let pinned: Vec<u64> = pinned.map(|turn| turn.number).collect();
+    for number in pinned {
+        sessions.pin(&mut runtime, id, number, false).unwrap();
+    }
+    sessions.recall(id, cat).unwrap();
+    say(&mut sessions, &mut runtime, id, "tell me about trains");
+    assert!(is_seen(&sessions, id, cat));
+    // A pinned turn that is excluded is not pinned any more, and the other way round.
+    sessions.pin(&mut runtime, id, cat, true).unwrap();
+    sessions.exclude(&mut runtime, id, cat, true).unwrap();
+    let flags = |sessions: &Sessions| {
+        let turns = sessions.turns(id).unwrap();
+        let cat = turns.iter().find(|turn| turn.number == cat).unwrap();
+        (cat.is_pinned, cat.is_excluded, cat.is_visible)
+    };
+    assert_eq!(flags(&sessions), (false, true, false));
+    sessions.pin(&mut runtime, id, cat, true).unwrap();
+    assert_eq!(flags(&sessions), (true, false, true));
+    sessions.pin(&mut runtime, id, cat, false).unwrap();
+    sessions.exclude(&mut runtime, id, cat, true).unwrap();
+    sessions.exclude(&mut runtime, id, cat, false).unwrap();
+    assert_eq!(flags(&sessions), (false, false, false));
+    let state = sessions
+        .tell_state(&mut runtime, id, "page: 3", 0, None)
+        .unwrap();
+    let excluded = sessions.exclude(&mut runtime, id, state, true);
+    assert!(matches!(excluded, Err(SessionError::IsState { .. })));
+    let absent = sessions.exclude(&mut runtime, id, 999, true);
+    assert!(matches!(absent, Err(SessionError::NoSuchTurn { .. })));
 }
 
 #[test]

@@ -288,8 +288,11 @@ fn converse(world: &mut World, seed: u64) {
                 let small = naive.facts.len() < 4 && said.span.end - said.span.start < 60;
                 let pin = said.live && !said.pinned && small && dice.roll(2) == 0;
                 story.push_str(&format!("; pin {} {pin}", said.number));
-                said.pinned = pin;
-                sessions.pin(runtime, id, said.number, pin).unwrap();
+                match sessions.pin(runtime, id, said.number, pin) {
+                    Ok(()) => said.pinned = pin,
+                    Err(SessionError::TooMuchPinned { max: 55, .. }) => {}
+                    Err(error) => panic!("{story}: {error}"),
+                }
             }
             10 => {
                 forks += 1;

@@ -461,6 +461,30 @@ impl Client {
         self.ask_session(name, move |_, all, id| all.recall(id, turn))
     }
 
+    /// Has every answer see this turn, which is in memory, or ends that.
+    pub fn pin<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        turn: u64,
+        is_pinned: bool,
+    ) -> Reply<()> {
+        self.ask_session(name, move |runtime, all, id| {
+            all.pin(runtime, id, turn, is_pinned)
+        })
+    }
+
+    /// Has no answer see this turn, or lets answers see it again.
+    pub fn exclude<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        turn: u64,
+        is_excluded: bool,
+    ) -> Reply<()> {
+        self.ask_session(name, move |runtime, all, id| {
+            all.exclude(runtime, id, turn, is_excluded)
+        })
+    }
+
     /// Deletes the last turn; replies its number, `None` where there was none.
     pub fn retract<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<Option<u64>> {
         self.ask_session(name, |runtime, all, id| all.retract(runtime, id))

@@ -164,6 +164,26 @@ impl Conversation {
         self.client.recall(&self.name, turn).wait()
     }
 
+    /// Every answer sees this turn from now on; it has to be in memory. Pinned turns and states have a quarter of the capacity.
+    pub fn pin(&self, turn: u64) -> Result<(), Error> {
+        self.client.pin(&self.name, turn, true).wait()
+    }
+
+    /// The turn may leave memory again.
+    pub fn unpin(&self, turn: u64) -> Result<(), Error> {
+        self.client.pin(&self.name, turn, false).wait()
+    }
+
+    /// No answer sees this turn from now on, until it is included or recalled.
+    pub fn exclude(&self, turn: u64) -> Result<(), Error> {
+        self.client.exclude(&self.name, turn, true).wait()
+    }
+
+    /// Answers may see this turn again.
+    pub fn include(&self, turn: u64) -> Result<(), Error> {
+        self.client.exclude(&self.name, turn, false).wait()
+    }
+
     /// Deletes the last turn; returns its number, `None` where there was none.
     pub fn retract(&self) -> Result<Option<u64>, Error> {
         self.client.retract(&self.name).wait()

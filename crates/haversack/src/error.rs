@@ -214,7 +214,9 @@ fn of_session(error: &SessionError) -> ErrorKind {
         | SessionError::NoSuchState { .. }
         | SessionError::NoSuchTurn { .. } => ErrorKind::NotFound,
         SessionError::NowhereToLook { .. } => ErrorKind::NotFound,
-        SessionError::Answering { .. } | SessionError::Open { .. } => ErrorKind::Conflict,
+        SessionError::Answering { .. }
+        | SessionError::Open { .. }
+        | SessionError::NotInMemory { .. } => ErrorKind::Conflict,
         SessionError::File { source, .. } => of_file(source),
         SessionError::Unsaved { why, .. } => of_session(why),
         SessionError::NoSessions => ErrorKind::Unsupported,

@@ -111,6 +111,26 @@ fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Arc<ServerState>>)>
             post(sessions::recall),
         ),
         (
+            "/v1/sessions/{id}/turns/{number}/pin",
+            "post",
+            post(sessions::pin),
+        ),
+        (
+            "/v1/sessions/{id}/turns/{number}/pin",
+            "delete",
+            delete(sessions::unpin),
+        ),
+        (
+            "/v1/sessions/{id}/turns/{number}/exclude",
+            "post",
+            post(sessions::exclude),
+        ),
+        (
+            "/v1/sessions/{id}/turns/{number}/exclude",
+            "delete",
+            delete(sessions::include),
+        ),
+        (
             "/v1/sessions/{id}/turns/last",
             "delete",
             delete(sessions::retract),

@@ -147,6 +147,7 @@ fn turn_json(seen: &TurnReport) -> Value {
         "tokens": seen.turn.tokens(),
         "place": place_name(&seen.turn),
         "is_pinned": seen.turn.is_pinned,
+        "is_excluded": seen.turn.is_excluded,
         "is_state": seen.turn.is_state,
         "relevance": seen.rank.map(|r| (f64::from(r.similarity) * 1000.0).round() / 1000.0),
     });

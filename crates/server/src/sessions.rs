@@ -470,6 +470,46 @@ pub async fn recall(
     Ok(Json(json!({ "turn": number, "wanted": true })))
 }
 
+pub async fn pin(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    let done = running(&server)?.pin(whose.session(&id), number, true);
+    done.await?;
+    Ok(Json(json!({ "turn": number, "is_pinned": true })))
+}
+
+pub async fn unpin(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    let done = running(&server)?.pin(whose.session(&id), number, false);
+    done.await?;
+    Ok(Json(json!({ "turn": number, "is_pinned": false })))
+}
+
+pub async fn exclude(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    let done = running(&server)?.exclude(whose.session(&id), number, true);
+    done.await?;
+    Ok(Json(json!({ "turn": number, "is_excluded": true })))
+}
+
+pub async fn include(
+    State(server): Server,
+    whose: Whose,
+    Path((id, number)): Path<(String, u64)>,
+) -> Answer {
+    let done = running(&server)?.exclude(whose.session(&id), number, false);
+    done.await?;
+    Ok(Json(json!({ "turn": number, "is_excluded": false })))
+}
+
 pub async fn retract(State(server): Server, whose: Whose, Path(id): Path<String>) -> Answer {
     let turn = running(&server)?.retract(whose.session(&id)).await?;
     Ok(Json(json!({ "retracted": turn })))
@@ -518,6 +558,7 @@ fn turn_json(view: &TurnView) -> Value {
         "is_part": turn.is_part,
         "place": place_name(turn),
         "is_pinned": turn.is_pinned,
+        "is_excluded": turn.is_excluded,
         "tokens": turn.tokens(),
         "time_ms": view.time_ms,
         "question": view.text,

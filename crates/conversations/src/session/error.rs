@@ -66,8 +66,18 @@ pub enum SessionError {
     NoSuchTurn { number: u64 },
     #[error("turn {number} is not a state that holds")]
     NoSuchState { number: u64 },
+    #[error(
+        "turn {number} is a state; accepted: a turn that was said (a state is replaced or deleted)"
+    )]
+    IsState { number: u64 },
+    #[error(
+        "turn {number} is not in memory; accepted: turns in memory (recall it for the next answer, then pin it)"
+    )]
+    NotInMemory { number: u64 },
     #[error("{tokens} tokens of state; accepted: {max} at most")]
     TooMuchState { tokens: usize, max: usize },
+    #[error("{tokens} tokens of pinned turns and states; accepted: {max} at most")]
+    TooMuchPinned { tokens: u64, max: u64 },
     #[error(transparent)]
     Limit(#[from] super::limits::LimitError),
     #[error(transparent)]

@@ -710,6 +710,9 @@ impl SessionLog {
                     }
                     Ok(LogChange::Renewed) => last.insert((5, 0)),
                     Ok(LogChange::Told { .. }) => last.insert((7, 0)),
+                    Ok(LogChange::Excluded { turn, .. }) => {
+                        turns.contains(&turn) && last.insert((8, turn))
+                    }
                     Err(_) => false,
                 },
                 LIMITS => last.insert((6, 0)),
@@ -815,10 +818,14 @@ impl SessionLog {
     }
 }
 
-/// The changes that say where a turn is.
-fn placement(stored: &StoredTurn) -> [LogChange; 2] {
+/// The changes that say where a turn is, and what was asked of it.
+fn placement(stored: &StoredTurn) -> impl Iterator<Item = LogChange> {
     let turn = &stored.turn;
-    [
+    let excluded = LogChange::Excluded {
+        turn: turn.number,
+        is_excluded: true,
+    };
+    let always = [
         LogChange::Moved {
             turn: turn.number,
             place: turn.place,
@@ -828,7 +835,10 @@ fn placement(stored: &StoredTurn) -> [LogChange; 2] {
             turn: turn.number,
             is_pinned: turn.is_pinned,
         },
-    ]
+    ];
+    always
+        .into_iter()
+        .chain(turn.is_excluded.then_some(excluded))
 }
 
 /// Writes the needed records of an old file, and the changes that lead to the present.

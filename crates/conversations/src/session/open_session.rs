@@ -31,8 +31,8 @@ use std::sync::Arc;
 /// Capacity of sessions whose file records none.
 const CAPACITY_UNRECORDED: u64 = 1536;
 
-/// One token in this many of the ephemeral stream may belong to pinned turns.
-const STATE_SHARE: usize = 4;
+/// One token in this many of the ephemeral stream may belong to pinned turns, states among them.
+const PINNED_SHARE: usize = 4;
 
 /// How much of a session is brought back into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -716,17 +716,79 @@ impl OpenSession {
         }
     }
 
+    /// Pins a turn in memory, so that it stays there and visible, or unpins it.
     pub fn pin(&mut self, runtime: &mut Runtime, number: u64, is_pinned: bool) -> SessionResult {
         let i = self.transcript.index_of(number);
         let i = i.ok_or(SessionError::NoSuchTurn { number })?;
+        let turn = &self.transcript.turns[i].turn;
+        if is_pinned && turn.place != TurnPlace::Live {
+            return Err(SessionError::NotInMemory { number });
+        }
+        if is_pinned && !turn.is_pinned {
+            let pinned = self.transcript.turns().filter(|turn| turn.is_pinned);
+            let tokens = pinned.map(Turn::tokens).sum::<u64>() + turn.tokens();
+            let max = (self.limits.capacity / PINNED_SHARE) as u64;
+            if tokens > max {
+                return Err(SessionError::TooMuchPinned { tokens, max });
+            }
+            self.include(i);
+        }
         let turn = &mut self.transcript.turns[i].turn;
-        turn.is_pinned = is_pinned && turn.place == TurnPlace::Live;
-        turn.is_visible |= turn.is_pinned;
+        turn.is_pinned = is_pinned;
+        turn.is_visible |= is_pinned;
         self.log.note(LogChange::Pinned {
             turn: number,
-            is_pinned: turn.is_pinned,
+            is_pinned,
         });
         self.mask_and_save(runtime)
+    }
+
+    /// Has no answer see a turn from now on, or lets answers see it again.
+    pub fn exclude(
+        &mut self,
+        runtime: &mut Runtime,
+        number: u64,
+        is_excluded: bool,
+    ) -> SessionResult {
+        let i = self.transcript.index_of(number);
+        let i = i.ok_or(SessionError::NoSuchTurn { number })?;
+        let turn = &mut self.transcript.turns[i].turn;
+        if turn.is_state {
+            return Err(SessionError::IsState { number });
+        }
+        if !is_excluded {
+            self.include(i);
+            self.save(runtime);
+            return Ok(());
+        }
+        turn.is_visible = false;
+        turn.is_excluded = true;
+        let unpinned = std::mem::take(&mut turn.is_pinned).then_some(LogChange::Pinned {
+            turn: number,
+            is_pinned: false,
+        });
+        let excluded = LogChange::Excluded {
+            turn: number,
+            is_excluded,
+        };
+        let changes = unpinned.into_iter().chain([excluded]);
+        changes.for_each(|change| self.log.note(change));
+        self.transcript
+            .deferred
+            .recall
+            .retain(|&turn| turn != number);
+        self.mask_and_save(runtime)
+    }
+
+    /// Lets answers see a turn that was excluded; it is saved with the next change.
+    pub fn include(&mut self, i: usize) {
+        let turn = &mut self.transcript.turns[i].turn;
+        if std::mem::take(&mut turn.is_excluded) {
+            self.log.note(LogChange::Excluded {
+                turn: turn.number,
+                is_excluded: false,
+            });
+        }
     }
 
     /// Whether pinned turns have room for a state of `tokens`, in place of `instead` if given.
@@ -737,7 +799,7 @@ impl OpenSession {
         let pinned = self.transcript.turns().filter(|turn| turn.is_pinned);
         let others = pinned.filter(|turn| Some(turn.number) != instead);
         let tokens = others.map(Turn::tokens).sum::<u64>() as usize + tokens;
-        let max = self.limits.capacity / STATE_SHARE;
+        let max = self.limits.capacity / PINNED_SHARE;
         match tokens > max {
             true => Err(SessionError::TooMuchState { tokens, max }),
             false => Ok(()),

@@ -133,11 +133,14 @@ pub fn plan<T: Borrow<Turn>>(
             max: room.capacity.saturating_sub(pinned),
         });
     };
-    let relevant = relevance.choose(all().enumerate().map(|(i, turn)| JudgedTurn {
+    let chosen = relevance.choose(all().enumerate().map(|(i, turn)| JudgedTurn {
         similarity: similarity(i),
         place: turn.place,
         is_visible: turn.is_visible,
     }));
+
+    let chosen = chosen.into_iter().zip(all());
+    let relevant: Vec<bool> = chosen.map(|(is_it, t)| is_it && !t.is_excluded).collect();
 
     let mut wanted: Vec<bool> = all().map(|t| t.is_pinned).collect();
     let mut take = |i: usize, wanted: &mut [bool]| {
@@ -149,7 +152,7 @@ pub fn plan<T: Borrow<Turn>>(
     // Newest first: if not even these fit, the older one is left out.
     for i in (last_from(all(), room.last)..turns.len()).rev() {
         // Being recent is no reason to recompute a turn, and parts of a long message are as many as they are.
-        if turn(i).place != TurnPlace::Ids && !turn(i).is_part {
+        if turn(i).place != TurnPlace::Ids && !turn(i).is_part && !turn(i).is_excluded {
             take(i, &mut wanted);
         }
     }
@@ -174,7 +177,7 @@ pub fn plan<T: Borrow<Turn>>(
     }
     // Turns of unknown similarity are fetched only as the next ones before those in memory: memory has grown, or the last
     // question needed more of it.
-    for i in (0..turns.len()).rev() {
+    for i in (0..turns.len()).rev().filter(|&i| !turn(i).is_excluded) {
         match turn(i).place {
             TurnPlace::Spilled if relevant[i] && similarity(i).is_none() => take(i, &mut wanted),
             _ => {}
@@ -219,6 +222,7 @@ mod tests {
             place,
             is_visible: place == TurnPlace::Live,
             is_pinned: false,
+            is_excluded: false,
             is_state: false,
             is_part: false,
         }

@@ -93,6 +93,8 @@ pub enum LogChange {
     Verbatim { fact: u64, bytes: u64 },
     /// Condensing has changed the opening; this is the hash of what was told.
     Told { hash: u128 },
+    /// A turn is seen by no answer, or may be again.
+    Excluded { turn: u64, is_excluded: bool },
 }
 
 /// What is in memory, with the columns that are not settled.
@@ -244,6 +246,7 @@ impl TurnRecord {
             place: TurnPlace::Live,
             is_visible: false,
             is_pinned: self.is_pinned,
+            is_excluded: false,
             is_state: self.question as usize == self.tokens.len() && !self.is_part,
             is_part: self.is_part,
         }
@@ -314,6 +317,7 @@ impl LogChange {
             LogChange::Renewed => (4, 0, 0, 0),
             LogChange::Verbatim { fact, bytes } => (5, fact, 0, bytes),
             LogChange::Told { hash } => (6, hash as u64, 0, (hash >> 64) as u64),
+            LogChange::Excluded { turn, is_excluded } => (7, turn, u32::from(is_excluded), 0),
         };
         out.u32(what);
         out.u32(more);
@@ -348,6 +352,10 @@ impl LogChange {
             },
             (6, 0) => LogChange::Told {
                 hash: u128::from(start) << 64 | u128::from(number),
+            },
+            (7, 0 | 1) => LogChange::Excluded {
+                turn: number,
+                is_excluded: more == 1,
             },
             _ => return Err(from.bad("a change of no kind")),
         };
@@ -546,6 +554,10 @@ mod tests {
             LogChange::Renewed,
             LogChange::Verbatim { fact: 4, bytes: 12 },
             LogChange::Told { hash: 5 << 90 | 3 },
+            LogChange::Excluded {
+                turn: 8,
+                is_excluded: true,
+            },
         ];
         let limits = LimitsRecord {
             turn: 3,

@@ -601,7 +601,8 @@ impl Sessions {
         self.session_mut(runtime, id)?.retract(runtime)
     }
 
-    /// Pins a turn, so that it stays visible, or unpins it.
+    /// Pins a turn in memory, so that it stays there and visible, or unpins it. Pinned turns and states have a quarter of the
+    /// capacity.
     pub fn pin(
         &mut self,
         runtime: &mut Runtime,
@@ -613,13 +614,27 @@ impl Sessions {
             .pin(runtime, number, is_pinned)
     }
 
-    /// Makes a turn visible to the next answer, wherever it is.
+    /// Has no answer see a turn from now on, or lets answers see it again. Its rows stay where they are; what later turns
+    /// have read of it stays in theirs.
+    pub fn exclude(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        number: u64,
+        is_excluded: bool,
+    ) -> SessionResult {
+        self.session_mut(runtime, id)?
+            .exclude(runtime, number, is_excluded)
+    }
+
+    /// Makes a turn visible to the next answer, wherever it is, and even if it was excluded.
     pub fn recall(&mut self, id: SessionId, number: u64) -> SessionResult {
         self.restore_dropped();
         self.check_idle(id)?;
-        let transcript = &mut self.any_session_mut(id)?.transcript;
-        transcript.stored(number)?;
-        transcript.deferred.recall.push(number);
+        let session = self.any_session_mut(id)?;
+        let i = session.transcript.index_of(number);
+        session.include(i.ok_or(SessionError::NoSuchTurn { number })?);
+        session.transcript.deferred.recall.push(number);
         Ok(())
     }
 

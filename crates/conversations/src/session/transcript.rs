@@ -199,11 +199,12 @@ impl Transcript {
         }
     }
 
-    /// Turns in memory that may leave it, oldest first: neither pinned nor among the latest.
+    /// Turns in memory that may leave it, oldest first: neither pinned nor among the latest that answers see.
     pub fn evictable(&self, last: usize) -> impl Iterator<Item = &Turn> {
         let newest = last_from(self.turns(), last);
         let older = self.turns().enumerate();
-        let older = older.filter(move |(i, turn)| *i < newest || turn.is_part);
+        let may_leave = |turn: &Turn| turn.is_part || turn.is_excluded;
+        let older = older.filter(move |(i, turn)| *i < newest || may_leave(turn));
         let older = older.map(|(_, turn)| turn);
         older.filter(|turn| turn.place == TurnPlace::Live && !turn.is_pinned)
     }
@@ -271,6 +272,11 @@ impl Transcript {
             LogChange::Pinned { turn, is_pinned } => {
                 if let Some(i) = self.index_of(turn) {
                     self.turns[i].turn.is_pinned = is_pinned;
+                }
+            }
+            LogChange::Excluded { turn, is_excluded } => {
+                if let Some(i) = self.index_of(turn) {
+                    self.turns[i].turn.is_excluded = is_excluded;
                 }
             }
             LogChange::Forgotten { turn } => self.turns.retain(|h| h.turn.number != turn),

@@ -40,6 +40,8 @@ pub struct Turn {
     pub is_visible: bool,
     /// It stays visible until the caller unpins it.
     pub is_pinned: bool,
+    /// No answer sees it until the caller includes or recalls it.
+    pub is_excluded: bool,
     /// A state: told rather than asked, so it holds no answer.
     pub is_state: bool,
     /// A part of a message that is too long to be read whole: the message goes on in the next turn, and the last part

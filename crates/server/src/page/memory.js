@@ -1,6 +1,6 @@
 // The memory report: the budget as a bar, each sequence as strips of tokens.
 
-import { bytes, el } from "./api.js";
+import { bytes, el, send } from "./api.js";
 import { all, questionOf } from "./chat.js";
 
 const $ = (id) => document.getElementById(id);
@@ -122,7 +122,7 @@ function now(memory) {
 }
 
 function makeSequence(one) {
-  const turns = el("details", { class: "turns" }, el("summary"), el("ol"));
+  const turns = el("details", { class: "turns" }, el("summary"), el("ol"), el("p", { class: "told", role: "status" }));
   return el("section", { class: "sequence" },
     el("h4", {}, el("span", { class: "name", textContent: one.name }),
       el("span", { class: "badge", textContent: "answering" }), el("span", { class: "meta quiet" })),
@@ -154,8 +154,9 @@ function showSequence(node, one, places) {
   const more = one.turns_left_off ? `, ${one.turns_left_off} more not shown` : "";
   const file = one.unsaved ? " · not saved" : one.file_bytes ? ` · file ${bytes(one.file_bytes)}` : "";
   setText(details.firstElementChild, `${turns.length} ${turns.length === 1 ? "turn" : "turns"}${more}${file}`);
-  if (details.open) showTurns(details.lastElementChild, one, turns);
-  else details.ontoggle = () => showTurns(details.lastElementChild, one, turns);
+  const list = details.querySelector("ol");
+  if (details.open) showTurns(list, one, turns);
+  else details.ontoggle = () => showTurns(list, one, turns);
 }
 
 /** A turn without a relevance counts as visible. */
@@ -168,17 +169,46 @@ function turnWords(turn) {
   return `turn ${turn.number}: ${turn.tokens} tokens, ${TURN_PLACES[turn.place]}, ${relevance}`;
 }
 
+/** What a person may ask of a turn: the word, what it means, and the request. */
+function choices(turn) {
+  if (turn.is_state) return [];
+  const inMemory = turn.place === "visible" || turn.place === "hidden";
+  const all = [
+    turn.place !== "visible" && ["recall", "the next answer sees it", "POST", "recall"],
+    turn.is_pinned && ["unpin", "it may leave memory again", "DELETE", "pin"],
+    !turn.is_pinned && inMemory && ["pin", "every answer sees it", "POST", "pin"],
+    turn.is_excluded && ["include", "answers may see it again", "DELETE", "exclude"],
+    !turn.is_excluded && ["exclude", "no answer sees it", "POST", "exclude"],
+  ];
+  return all.filter(Boolean).map(([word, meaning, method, path]) => ({ word, meaning, method, path }));
+}
+
+function makeChoice(choice, list, one, turn) {
+  const label = `${choice.word} turn ${turn.number}: ${choice.meaning}`;
+  const button = el("button", { type: "button", textContent: choice.word, title: choice.meaning });
+  button.setAttribute("aria-label", label);
+  const said = list.parentElement.querySelector(".told");
+  button.addEventListener("click", async () => {
+    const path = `/v1/sessions/${encodeURIComponent(one.id)}/turns/${turn.number}/${choice.path}`;
+    const told = await send(choice.method, path).then(() => `turn ${turn.number}: ${choice.meaning}`, (error) => error.message);
+    setText(said, told);
+  });
+  return button;
+}
+
 function showTurns(list, one, turns) {
   keep(list, [...turns].reverse(), (turn) => turn.number,
     () => el("li", {},
       el("span", { class: "number" }), el("span", { class: "what" }), el("span", { class: "place" }),
-      el("span", { class: "relevance" }, el("span")), el("span", { class: "value" })),
+      el("span", { class: "relevance" }, el("span")), el("span", { class: "value" }), el("span", { class: "choices" })),
     (node, turn) => {
-      const [number, what, place, relevance, value] = node.children;
+      const [number, what, place, relevance, value, asked] = node.children;
       setText(number, String(turn.number));
       const said = turn.is_state ? "state" : questionOf(one.id, turn.number);
       setText(what, said ?? `${turn.tokens} tokens`);
-      setText(place, turn.is_pinned ? "pinned" : TURN_PLACES[turn.place]);
+      const kept = turn.is_pinned ? "pinned" : turn.is_excluded ? "excluded" : TURN_PLACES[turn.place];
+      setText(place, kept);
+      keep(asked, choices(turn), (choice) => choice.word, (choice) => makeChoice(choice, list, one, turn), () => {});
       place.className = `place ${turn.place}`;
       relevance.firstElementChild.style.width = `${100 * Math.max(0, turn.relevance ?? 0)}%`;
       setText(value, turn.relevance == null ? "–" : turn.relevance.toFixed(2));

@@ -12,7 +12,7 @@ use haversack::engine::Model;
 use haversack::engine::sample::SampleOptions;
 use haversack::memory::bytes::human;
 use haversack::memory::clock::now_ms;
-use haversack::session::turns::TurnPlace;
+use haversack::session::turns::{Turn, TurnPlace};
 use haversack::session::{
     ContextReport, LimitError, SessionError, SessionOptions, Sessions, TurnView,
 };
@@ -272,7 +272,9 @@ impl Lasting {
         for view in self.conversation.view(usize::MAX)?.turns {
             let turn = &view.turn;
             let place = match (turn.place, turn.is_visible) {
+                _ if turn.is_excluded => "excluded",
                 (TurnPlace::Live, true) if turn.is_state => "state",
+                (TurnPlace::Live, true) if turn.is_pinned => "pinned",
                 (TurnPlace::Live, true) => "visible",
                 (TurnPlace::Live, false) => "hidden",
                 (TurnPlace::Spilled, _) => "on disk",
@@ -286,6 +288,15 @@ impl Lasting {
             ))?;
         }
         Ok(())
+    }
+
+    /// A turn by the number that a person gave.
+    fn turn(&self, number: u64) -> Result<Turn> {
+        let turns = self.conversation.view(usize::MAX)?.turns;
+        let found = turns.into_iter().find(|view| view.turn.number == number);
+        found
+            .map(|view| view.turn)
+            .ok_or_else(|| usage(format!("there is no turn {number}; /turns lists them")))
     }
 
     /// The last turn is taken back and asked again, or another in its place.
@@ -435,6 +446,30 @@ impl Partner for Lasting {
                 self.conversation.recall(number).map_err(named)?;
                 out::note(&format!("the next answer sees turn {number}"));
             }
+            Slash::Pin(number) => {
+                let number = number_of("/pin", number)?;
+                let is_pinned = !self.turn(number)?.is_pinned;
+                match is_pinned {
+                    true => self.conversation.pin(number).map_err(named)?,
+                    false => self.conversation.unpin(number).map_err(named)?,
+                }
+                out::note(&match is_pinned {
+                    true => format!("every answer sees turn {number}; /pin {number} ends that"),
+                    false => format!("turn {number} may leave memory again"),
+                });
+            }
+            Slash::Exclude(number) => {
+                let number = number_of("/exclude", number)?;
+                let is_excluded = !self.turn(number)?.is_excluded;
+                match is_excluded {
+                    true => self.conversation.exclude(number).map_err(named)?,
+                    false => self.conversation.include(number).map_err(named)?,
+                }
+                out::note(&match is_excluded {
+                    true => format!("no answer sees turn {number}; /exclude {number} ends that"),
+                    false => format!("answers may see turn {number} again"),
+                });
+            }
             Slash::Context => out::line(&self.explained())?,
             Slash::Regenerate => self.regenerate(None)?,
             Slash::Edit(text) => {
@@ -519,7 +554,8 @@ fn named(error: Error) -> anyhow::Error {
     let is_named = matches!(&error, Error::Session(error) if matches!(
         **error,
         E::Name(_) | E::PersistentFull { .. } | E::NoSuchFact { .. } | E::NoSuchState { .. }
-            | E::TooMuchState { .. } | E::NoSuchTurn { .. }
+            | E::TooMuchState { .. } | E::NoSuchTurn { .. } | E::IsState { .. } | E::NotInMemory { .. }
+            | E::TooMuchPinned { .. }
     ));
     let is_damaged = matches!(&error, Error::Session(error) if error.is_damage());
     match is_named {

@@ -56,6 +56,7 @@ In a session (chat in a terminal, or --session NAME):
 /forget N      delete fact N
 /state [NAME: TEXT]   set a value that may change, or list them; /state NAME: deletes it
 /turns         list turns and where each is stored   /recall N  make the next answer see turn N
+/pin N         every answer sees turn N, or no longer has to   /exclude N  no answer sees turn N, or may again
 /context       what the last answer saw
 /regenerate    answer the last question again        /edit TEXT  replace the last question
 
@@ -294,6 +295,8 @@ fn command(text: &str) -> Option<Slash<'_>> {
         "/forget" => Slash::Forget(argument),
         "/turns" => Slash::Turns,
         "/recall" => Slash::Recall(argument),
+        "/pin" => Slash::Pin(argument),
+        "/exclude" => Slash::Exclude(argument),
         "/context" => Slash::Context,
         "/regenerate" => Slash::Regenerate,
         "/edit" => Slash::Edit(argument),

@@ -46,6 +46,8 @@ pub enum Slash<'a> {
     Forget(Option<&'a str>),
     Turns,
     Recall(Option<&'a str>),
+    Pin(Option<&'a str>),
+    Exclude(Option<&'a str>),
     Context,
     Regenerate,
     Edit(Option<&'a str>),
