@@ -59,6 +59,7 @@ impl Browser {
         let wanted = json!({ "capabilities": { "alwaysMatch": {
             "goog:chromeOptions": { "args": arguments },
             "goog:loggingPrefs": { "browser": "ALL" },
+            "timeouts": { "script": PATIENCE.as_millis() as u64 },
         } } });
         let made = browser.post("", &wanted);
         let id = made["sessionId"].as_str().unwrap();
