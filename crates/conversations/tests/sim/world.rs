@@ -917,8 +917,14 @@ fn change(
             if others || !is_live {
                 return Ok(None);
             }
-            sessions.pin(runtime, id, turn, !is_pinned)?;
-            Some(SessionOp::Pin(turn, !is_pinned))
+            match sessions.pin(runtime, id, turn, !is_pinned) {
+                // A long one is more than its share.
+                Err(SessionError::TooMuchPinned { .. }) => None,
+                pinned => {
+                    pinned?;
+                    Some(SessionOp::Pin(turn, !is_pinned))
+                }
+            }
         }
         (6 | 7, Some((turn, ..))) => {
             sessions.recall(id, turn)?;
