@@ -30,7 +30,7 @@ impl BackgroundThread {
         }
     }
 
-    /// Lets it have a share of its core even where others want all of it: somebody waits for it, and other programs may
+    /// Lets it have a share of its core even where others want all of it: a client waits for it, and other programs may
     /// compute for hours. The thread must not have ended.
     pub fn take_share(self) {
         #[cfg(any(target_os = "linux", target_os = "android"))]
