@@ -67,7 +67,7 @@ const EXAMPLES: [(&str, &str, &str, &str); 6] = [
 ];
 
 /// How many times as likely as "no" a "yes" must be. Qwen2.5-Coder-1.5B: 3.3 and more where a function is needed, 2.0 and less for a
-/// search for what everybody knows; the logarithms are 1.2 and 0.7, and this is between them.
+/// search for general knowledge; the logarithms are 1.2 and 0.7, and this is between them.
 const YES_TO_NO: f64 = 2.6;
 
 /// What the question about a call is made of.
