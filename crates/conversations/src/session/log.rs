@@ -763,6 +763,12 @@ impl SessionLog {
                 (Some(saved), _) => {
                     stored.record = saved.record.clone();
                     changes.extend(placement(stored));
+                    if saved.turn.is_excluded && !stored.turn.is_excluded {
+                        changes.push(LogChange::Excluded {
+                            turn: stored.turn.number,
+                            is_excluded: false,
+                        });
+                    }
                 }
                 (None, StoredRecord::Unsaved(_)) => {}
                 // The tokens are lost.
@@ -818,7 +824,7 @@ impl SessionLog {
     }
 }
 
-/// The changes that say where a turn is, and what was asked of it.
+/// The changes that say where a turn is, and what was asked of it, after the record of the turn.
 fn placement(stored: &StoredTurn) -> impl Iterator<Item = LogChange> {
     let turn = &stored.turn;
     let excluded = LogChange::Excluded {
