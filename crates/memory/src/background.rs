@@ -38,9 +38,9 @@ impl BackgroundThread {
     }
 }
 
-/// A quarter of a core beside a thread of the usual priority. It cannot be raised again, the policy can.
+/// A fifteenth of a core beside a thread of the usual priority. It cannot be raised again, the policy can.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const NICE: i32 = 5;
+const NICE: i32 = 12;
 
 /// The policy of a thread that runs when no other wants the core. Our crates do not have the call, musl has it in name only,
 /// and on other processors it has another number.
