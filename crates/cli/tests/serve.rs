@@ -273,6 +273,8 @@ fn flags_that_are_not_safe_are_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     assert!(error(&["--addr", &address]).contains(&address));
+    let port = taken.local_addr().unwrap().port().to_string();
+    assert!(error(&["--port", &port]).contains(&address));
 }
 
 /// A client that sends the whole conversation each time: another last message, an edited one, another answer and several

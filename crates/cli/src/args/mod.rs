@@ -494,6 +494,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub addr: String,
 
+    /// Port to listen on, in place of that of --addr
+    #[arg(long, value_name = "N")]
+    pub port: Option<u16>,
+
     /// File of API keys that clients must send, one NAME:KEY a line; each name has sessions of its own
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,

@@ -25,7 +25,8 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 pub fn serve(args: &args::ServeArgs, as_json: bool) -> Result<()> {
     let keys = args.api_key_file.as_deref().map(read_keys);
     let keys = keys.transpose()?.unwrap_or_default();
-    let address = address(&args.addr)?;
+    let mut address = address(&args.addr)?;
+    address.set_port(args.port.unwrap_or(address.port()));
     if keys.is_empty() && !address.ip().is_loopback() {
         return Err(usage(format!(
             "--addr {address} can be reached from other machines without a key; accepted: a loopback address, or --api-key-file"
