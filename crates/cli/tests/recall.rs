@@ -92,10 +92,21 @@ fn a_served_session_recalls_by_words() {
     let server = Server::start_with(sandbox.same_home(), &tiny(), &FLAGS);
     assert_eq!(place(&server, "ben"), "spilled");
     let later = say(&server, "ben", QUESTION);
+    // What found a turn also says how near it is.
+    let [by, scores] =
+        ["recalled_by", "recalled_scores"].map(|what| later["context"][what].as_array().unwrap());
+    assert_eq!(by.len(), scores.len());
+    for (by, score) in by.iter().zip(scores) {
+        let is_share = score
+            .as_f64()
+            .is_some_and(|score| score > 0.0 && score <= 1.0);
+        assert_eq!(by.is_string(), is_share, "{later}");
+    }
     assert_eq!(said(&later), said(&answer));
     for what in [
         "recalled",
         "recalled_by",
+        "recalled_scores",
         "kept",
         "masked",
         "spilled",
@@ -130,7 +141,7 @@ fn a_chat_recalls_by_words() {
     let later = chat(&sandbox, &["--session", "anna"], &asked);
     assert!(!later.stderr.contains("minilm"), "{}", later.stderr);
     assert!(
-        later.stdout.contains(&format!("{TOLD} (by words)")),
+        later.stdout.contains(&format!("{TOLD} (by words, 0.")),
         "{}{}",
         later.stdout,
         later.stderr
@@ -150,8 +161,8 @@ fn an_encoder_is_used_unless_it_is_left_out() {
     let all: String = (0..TURNS / 2).map(|turn| told(turn) + "\n").collect();
     let asked = format!("{all}{QUESTION}\n/context\n");
     for (session, flags, by) in [
-        ("with", &[][..], "(by encoder)"),
-        ("without", &["--no-encoder"], "(by words)"),
+        ("with", &[][..], "(by encoder, 0."),
+        ("without", &["--no-encoder"], "(by words, 0."),
     ] {
         let said = chat(&sandbox, &[&["--session", session], flags].concat(), &asked);
         let found = format!("{TOLD} {by}");

@@ -13,7 +13,6 @@ use haversack::engine::Model;
 use haversack::engine::runtime::Finish;
 use haversack::grammar::{AnswerPart, Functions};
 use haversack::memory::clock::since_1970;
-use haversack::session::Ranking;
 use haversack::{AnswerEvent, ContextSeen, Error, EventOptions, Logprob, Report};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -363,7 +362,8 @@ fn context_json(seen: &ContextSeen) -> Json {
             "masked": context.masked,
             "spilled": context.spilled,
             "recalled": context.recalled,
-            "recalled_by": list(&context.recalled_by, |by| json!(by.map(Ranking::name))),
+            "recalled_by": list(&context.recalled_by, |rank| json!(rank.map(|rank| rank.by.name()))),
+            "recalled_scores": list(&context.recalled_by, |rank| json!(rank.map(|rank| rank.score()))),
             "evicted": context.evicted,
             "cached": context.cached,
             "recomputed": context.recomputed,

@@ -149,7 +149,7 @@ fn turn_json(seen: &TurnReport) -> Value {
         "is_pinned": seen.turn.is_pinned,
         "is_excluded": seen.turn.is_excluded,
         "is_state": seen.turn.is_state,
-        "relevance": seen.rank.map(|r| (f64::from(r.similarity) * 1000.0).round() / 1000.0),
+        "relevance": seen.rank.map(|rank| rank.score()),
     });
     if let Some(rank) = seen.rank {
         turn["ranked_by"] = json!(rank.by.name());

@@ -861,14 +861,14 @@ impl OpenSession {
         };
         let mut recalled = plan.recall.clone();
         recalled.retain(|number| !is_spilled(number));
-        let ranking = |&number: &u64| match asked.contains(&number) {
+        let rank = |&number: &u64| match asked.contains(&number) {
             true => None,
-            false => self.decision.rank_of(number).map(|rank| rank.by),
+            false => self.decision.rank_of(number),
         };
         let mut context = ContextReport {
             kept: self.transcript.persistent_tokens() as u64,
             evicted: self.transcript.forgotten,
-            recalled_by: recalled.iter().map(ranking).collect(),
+            recalled_by: recalled.iter().map(rank).collect(),
             recalled,
             plan: plan.to_string(),
             unjudged,

@@ -49,6 +49,13 @@ pub struct Rank {
     pub by: Ranking,
 }
 
+impl Rank {
+    /// For a reader: three decimals.
+    pub fn score(&self) -> f64 {
+        (f64::from(self.similarity) * 1000.0).round() / 1000.0
+    }
+}
+
 /// A question as turns are compared with it.
 pub(super) struct RankedQuestion<'a> {
     pub text: &'a str,

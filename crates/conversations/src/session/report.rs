@@ -5,13 +5,13 @@ use super::condensing::CondenseOutcome;
 use super::error::{SessionError, SharedError};
 use super::limits::CapacityChange;
 use super::owner::Owner;
-use super::ranking::{Rank, Ranking};
+use super::ranking::Rank;
 use super::turns::Turn;
 use haversack_engine::runtime::{Finish, Generation};
 use std::ops::Range;
 
 /// What happened to the context of an answer. Counts are tokens, except for `recalled`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContextReport {
     /// Visible to the answer, the persistent stream included.
     pub kept: u64,
@@ -21,8 +21,8 @@ pub struct ContextReport {
     pub spilled: u64,
     /// Turns that came back for this answer.
     pub recalled: Vec<u64>,
-    /// (turn of `recalled`): what it was ranked by; `None` where it came back unranked: it was asked for, or is recent.
-    pub recalled_by: Vec<Option<Ranking>>,
+    /// (turn of `recalled`): its rank; `None` where it came back unranked: it was asked for, or is recent.
+    pub recalled_by: Vec<Option<Rank>>,
     /// Forgotten since the session began.
     pub evicted: u64,
     /// Visible and not recomputed.
@@ -211,6 +211,7 @@ pub(super) const TURNS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use super::super::ranking::Ranking;
     use super::*;
 
     #[test]

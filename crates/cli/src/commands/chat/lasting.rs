@@ -355,8 +355,8 @@ impl Lasting {
         };
         let turns = context.recalled.iter().zip(&context.recalled_by);
         let recalled: Vec<String> = turns
-            .map(|(turn, by)| match by {
-                Some(by) => format!("{turn} (by {by})"),
+            .map(|(turn, rank)| match rank {
+                Some(rank) => format!("{turn} (by {}, {:.2})", rank.by, rank.similarity),
                 None => turn.to_string(),
             })
             .collect();
