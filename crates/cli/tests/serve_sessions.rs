@@ -100,11 +100,20 @@ fn sessions_last() {
     let path = format!("/v1/sessions/{name}");
     let (status, made) = server.post(&format!("{path}/fork"), &json!({ "id": fork }));
     assert_eq!(status, 201, "{made}");
-    let (status, fact) = server.post(&format!("{path}/facts"), &json!({ "text": "Miso is 4." }));
+    let (status, fact) = server.post(
+        &format!("{path}/facts"),
+        &json!({ "text": "Miso is 4.", "found_in": 0 }),
+    );
     assert_eq!((status, &fact["number"]), (201, &json!(1)), "{fact}");
     assert_eq!(server.delete(&format!("{path}/facts/7")), 404);
     assert_eq!(server.delete(&format!("{path}/turns/last")), 200);
     assert_eq!(server.session(&name)["facts"].as_array().unwrap().len(), 2);
+    assert_eq!(server.session(&name)["facts"][1]["found_in"], 0);
+    let (status, _) = server.post(
+        &format!("{path}/facts"),
+        &json!({ "text": "x", "found_in": 99 }),
+    );
+    assert_eq!(status, 404);
     assert_eq!(server.session(&fork)["facts"].as_array().unwrap().len(), 1);
     assert_eq!(server.get("/v1/sessions/missing").0, 404);
     let before = [&name, &fork].map(|name| server.session(name));

@@ -863,6 +863,7 @@ fn a_session_is_asked_one_thing_at_a_time() {
     let fact = SessionRead::Fact {
         fact,
         supersedes: None,
+        found_in: None,
     };
     let create = create(&scheduler, 2);
     scheduler
@@ -1142,6 +1143,7 @@ fn a_served_session_is_condensed() {
             let read = SessionRead::Fact {
                 fact,
                 supersedes: None,
+                found_in: None,
             };
             scheduler.submit(Request::read("anna", read, 8)).unwrap();
         }
@@ -1191,6 +1193,7 @@ fn condensing_has_a_share_of_each_step() {
         let read = SessionRead::Fact {
             fact,
             supersedes: None,
+            found_in: None,
         };
         scheduler.submit(Request::read("anna", read, 8)).unwrap();
     }

@@ -81,10 +81,10 @@ impl World {
     fn told(&self, sessions: &Sessions, id: SessionId) -> Vec<u32> {
         let layout = ChatLayout::new(self.model.clone());
         let mut tokens = Vec::new();
-        for (number, text) in sessions.facts(id).unwrap() {
-            tokens.extend(match number {
-                0 => layout.opening(text, 0).unwrap(),
-                _ => layout.fact(text).unwrap(),
+        for fact in sessions.facts(id).unwrap() {
+            tokens.extend(match fact.number {
+                0 => layout.opening(&fact.text, 0).unwrap(),
+                _ => layout.fact(&fact.text).unwrap(),
             });
         }
         for turn in sessions.turns(id).unwrap().iter().filter(|t| t.is_visible) {
@@ -116,7 +116,7 @@ fn over(runtime: &mut Runtime, sessions: &mut Sessions) -> SessionId {
         if sessions.stats(runtime, id).unwrap().persistent > 200 {
             break;
         }
-        sessions.add_fact(runtime, id, fact, 0).unwrap();
+        sessions.add_fact_of(runtime, id, fact, 0, 0).unwrap();
     }
     assert!(sessions.stats(runtime, id).unwrap().persistent > 200);
     id
@@ -149,9 +149,9 @@ fn a_stream_over_its_cap_becomes_shorter() {
         let (mut runtime, mut sessions) = world.start();
         let id = over(&mut runtime, &mut sessions);
         let turns = sessions.turns(id).unwrap().len();
-        let number = sessions.facts(id).unwrap().last().unwrap().0;
+        let marked = sessions.facts(id).unwrap().pop().unwrap();
+        let number = marked.number;
         sessions.mark_fact(&mut runtime, id, number, true).unwrap();
-        let marked = sessions.facts(id).unwrap().last().unwrap().1.to_owned();
         check(&world, &runtime, &sessions, id);
         let swapped = sessions.settle(&mut runtime, id).unwrap();
         assert!(
@@ -168,8 +168,8 @@ fn a_stream_over_its_cap_becomes_shorter() {
             "{stats:?}"
         );
         let facts = sessions.facts(id).unwrap();
-        assert!(facts[0].1.starts_with("You are kind."), "{facts:?}");
-        assert!(facts.contains(&(number, &marked[..])), "{facts:?}");
+        assert!(facts[0].text.starts_with("You are kind."), "{facts:?}");
+        assert!(facts.contains(&marked), "{facts:?}");
         check(&world, &runtime, &sessions, id);
         assert_eq!(sessions.turns(id).unwrap().len(), turns);
         assert_eq!(stats.position, stats.persistent + stats.visible);
@@ -287,7 +287,7 @@ fn killed_on_the_way() {
     let id = over(&mut runtime, &mut sessions);
     let facts = |sessions: &Sessions, id| -> Vec<String> {
         let facts = sessions.facts(id).unwrap();
-        facts.iter().map(|f| f.1.to_owned()).collect()
+        facts.into_iter().map(|f| f.text).collect()
     };
     let old = facts(&sessions, id);
     let mut steps = 0;
@@ -443,7 +443,7 @@ fn a_text_too_long_at_the_start() {
     );
     assert!(
         sessions.facts(id).unwrap()[0]
-            .1
+            .text
             .starts_with("You are kind.\n")
     );
     check(&world, &runtime, &sessions, id);

@@ -336,7 +336,12 @@ fn facts_hold_until_they_do_not() {
     sessions.suspend(&mut runtime, id).unwrap();
     let id = sessions.resume(&mut runtime, "facts").unwrap();
     assert_eq!(seen(&runtime, &sessions, id), after);
-    let facts: Vec<u64> = sessions.facts(id).unwrap().iter().map(|f| f.0).collect();
+    let facts: Vec<u64> = sessions
+        .facts(id)
+        .unwrap()
+        .iter()
+        .map(|f| f.number)
+        .collect();
     assert_eq!(facts, [0, two]);
 }
 

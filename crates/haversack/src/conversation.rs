@@ -5,7 +5,9 @@ use crate::error::Error;
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Request;
-use haversack_conversations::session::{SessionRead, SessionSettings, SessionStats, TurnView};
+use haversack_conversations::session::{
+    FactView, SessionRead, SessionSettings, SessionStats, TurnView,
+};
 use haversack_memory::clock::now_ms;
 use std::sync::Arc;
 
@@ -102,24 +104,38 @@ impl Conversation {
         Prompt::message(self.client.clone(), self.name.clone(), text.into())
     }
 
-    /// Facts that hold, with their numbers. Fact 0 is what the conversation began with.
-    pub fn facts(&self) -> Result<Vec<(u64, String)>, Error> {
+    /// Facts that hold.
+    pub fn facts(&self) -> Result<Vec<FactView>, Error> {
         Ok(self.view(0)?.facts)
     }
 
     /// Adds a fact that every answer sees; returns its number.
     pub fn add_fact(&self, text: impl Into<String>) -> Result<u64, Error> {
-        self.tell_fact(&text.into(), None)
+        self.tell_fact(&text.into(), None, None)
+    }
+
+    /// Adds a fact that a turn says, and notes which; returns its number.
+    pub fn add_fact_of(&self, turn: u64, text: impl Into<String>) -> Result<u64, Error> {
+        self.tell_fact(&text.into(), None, Some(turn))
     }
 
     /// Replaces a fact that no longer holds; returns the new one's number.
     pub fn replace_fact(&self, number: u64, text: impl Into<String>) -> Result<u64, Error> {
-        self.tell_fact(&text.into(), Some(number))
+        self.tell_fact(&text.into(), Some(number), None)
     }
 
-    fn tell_fact(&self, text: &str, supersedes: Option<u64>) -> Result<u64, Error> {
+    fn tell_fact(
+        &self,
+        text: &str,
+        supersedes: Option<u64>,
+        found_in: Option<u64>,
+    ) -> Result<u64, Error> {
         let fact = self.client.texts()?.fact(text)?;
-        self.read(SessionRead::Fact { fact, supersedes })
+        self.read(SessionRead::Fact {
+            fact,
+            supersedes,
+            found_in,
+        })
     }
 
     fn read(&self, read: SessionRead) -> Result<u64, Error> {

@@ -71,7 +71,7 @@ pub use driver::Driver;
 pub use error::{Error, ErrorKind};
 pub use handle::{ByteAmount, Engine, EngineBuilder};
 pub use haversack_conversations::scheduler::MemoryReport;
-pub use haversack_conversations::session::{Owner, Requester, SessionName};
+pub use haversack_conversations::session::{FactView, Owner, Requester, SessionName, TurnView};
 pub use metrics::{CacheCounters, Metrics};
 pub use notices::{Notice, NoticeReceiver};
 pub use options::{EngineOptions, EventOptions};

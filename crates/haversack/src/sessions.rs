@@ -2,8 +2,8 @@
 
 use haversack_conversations::scheduler::Scheduler;
 use haversack_conversations::session::{
-    ListedSession, Owner, RemovedSession, SessionError, SessionId, SessionName, SessionStats,
-    Sessions, TurnView,
+    FactView, ListedSession, Owner, RemovedSession, SessionError, SessionId, SessionName,
+    SessionStats, Sessions, TurnView,
 };
 use haversack_engine::Runtime;
 use haversack_engine::runtime::SequenceUsage;
@@ -17,7 +17,7 @@ pub struct ConversationView {
     /// Rows and bytes of its sequence.
     pub usage: SequenceUsage,
     /// Facts that hold, with their numbers.
-    pub facts: Vec<(u64, String)>,
+    pub facts: Vec<FactView>,
     /// States that hold, with their numbers, which are those of turns.
     pub states: Vec<(u64, String)>,
     /// The last turns, the oldest first.
@@ -80,8 +80,6 @@ pub(crate) fn view(
     max_turns: usize,
 ) -> Result<ConversationView, SessionError> {
     scheduler.with_session(name, |runtime, sessions, id| {
-        let facts = sessions.facts(id)?.into_iter();
-        let facts = facts.map(|(number, text)| (number, text.to_owned()));
         let numbers: Vec<u64> = sessions.turns(id)?.iter().map(|turn| turn.number).collect();
         let last = &numbers[numbers.len().saturating_sub(max_turns)..];
         let turns: Result<Vec<TurnView>, SessionError> = last
@@ -91,7 +89,7 @@ pub(crate) fn view(
         Ok(ConversationView {
             stats: sessions.stats(runtime, id)?,
             usage: SequenceUsage::new(runtime, sessions.sequence(id)?)?,
-            facts: facts.collect(),
+            facts: sessions.facts(id)?,
             states: states_of(sessions, id)?,
             turns: turns?,
         })

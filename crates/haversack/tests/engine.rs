@@ -9,7 +9,7 @@ use haversack::engine::sample::{Constraint, ConstraintError, SampleOptions};
 use haversack::engine::{LoadOptions, Model, Policy, Retention, Runtime, RuntimeOptions};
 use haversack::memory::CountedHeap;
 use haversack::scheduler::Request;
-use haversack::session::{SessionOptions, SessionRead, Sessions};
+use haversack::session::{FactView, SessionOptions, SessionRead, Sessions};
 use haversack::{
     Answer, AnswerEvent, Client, ContextSeen, Conversation, Engine, EngineOptions, EngineStatus,
     Error, ErrorKind, EventOptions, Owner, Pressure, Rewound, SessionName,
@@ -133,7 +133,12 @@ fn an_answer_is_streamed_and_reported() {
     assert_eq!(turns.len(), 1);
     assert_eq!(turns[0].text, "My cat is called Miso.");
     assert_eq!(turns[0].answer, text.trim());
-    assert_eq!(anna.facts().unwrap(), [(0, "Be brief.".to_owned())]);
+    let opening = FactView {
+        number: 0,
+        text: "Be brief.".to_owned(),
+        found_in: None,
+    };
+    assert_eq!(anna.facts().unwrap(), [opening]);
 }
 
 #[test]
@@ -432,7 +437,9 @@ fn a_conversation_goes_on_in_the_next_engine() {
         .max_tokens(8)
         .run()
         .unwrap();
-    anna.add_fact("Anna lives in Lisbon.").unwrap();
+    anna.add_fact_of(0, "Anna lives in Lisbon.").unwrap();
+    let unknown = anna.add_fact_of(1, "Anna has a dog.").unwrap_err();
+    assert!(unknown.to_string().contains("turn 1"), "{unknown}");
     drop((anna, engine));
 
     let engine = start().unwrap();
@@ -442,8 +449,10 @@ fn a_conversation_goes_on_in_the_next_engine() {
         .system("Ignored.")
         .open()
         .unwrap();
-    let facts: Vec<String> = anna.facts().unwrap().into_iter().map(|f| f.1).collect();
-    assert_eq!(facts, ["Be brief.", "Anna lives in Lisbon."]);
+    let facts = anna.facts().unwrap();
+    let facts: Vec<_> = facts.iter().map(|f| (&f.text[..], f.found_in)).collect();
+    let expected = [("Be brief.", None), ("Anna lives in Lisbon.", Some(0))];
+    assert_eq!(facts, expected);
     let mut answer = anna
         .say("What is my cat called?")
         .max_tokens(8)
@@ -745,6 +754,7 @@ fn owners_share_nothing() {
             let fact = SessionRead::Fact {
                 fact: client.texts().unwrap().fact("x").unwrap(),
                 supersedes: None,
+                found_in: None,
             };
             for request in [turn, Request::read(&theirs, fact, 0)] {
                 let owner = owner.user(0);
@@ -815,7 +825,7 @@ fn another_system_text_is_another_conversation() {
     };
     check(&engine);
     let opening = engine.conversation("long").open().unwrap().facts().unwrap();
-    assert!(opening[0].1.len() < long.len(), "condensed: {opening:?}");
+    assert!(opening[0].text.len() < long.len(), "condensed: {opening:?}");
     engine.close().unwrap();
     drop(engine);
     check(&builder(dir.path()).sessions(&sessions).start().unwrap());

@@ -21,7 +21,8 @@ use haversack::memory::clock::now_ms;
 use haversack::scheduler::Request;
 use haversack::session::search::SessionSearch;
 use haversack::session::{
-    ListedSession, SessionError, SessionName, SessionRead, SessionSettings, SessionTexts, TurnView,
+    FactView, ListedSession, SessionError, SessionName, SessionRead, SessionSettings, SessionTexts,
+    TurnView,
 };
 use haversack::text::template::Message;
 use haversack::{Client, ConversationView, Error, History, Owner, Rewound, VIEW_TURNS_MAX};
@@ -239,6 +240,8 @@ pub struct FactRequest {
     pub text: String,
     /// The number of a fact that no longer holds.
     pub supersedes: Option<u64>,
+    /// The turn that says it.
+    pub found_in: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -399,13 +402,22 @@ pub async fn add_fact(
     whose: Whose,
     Path(id): Path<String>,
     _: QueuePlace,
-    JsonBody(FactRequest { text, supersedes }, permit): JsonBody<FactRequest>,
+    JsonBody(asked, permit): JsonBody<FactRequest>,
 ) -> Created {
+    let FactRequest {
+        text,
+        supersedes,
+        found_in,
+    } = asked;
     check_said(&text)?;
     let client = running(&server)?;
     let fact = told(&server, permit.bytes, move |texts, _| texts.fact(&text)).await?;
     drop(permit);
-    let read = SessionRead::Fact { fact, supersedes };
+    let read = SessionRead::Fact {
+        fact,
+        supersedes,
+        found_in,
+    };
     let number = client
         .read(read_request(&server, whose.session(&id), read, now_ms()))
         .await?;
@@ -544,10 +556,18 @@ fn view_json(view: &ConversationView) -> Value {
         "file_bytes": stats.file_bytes,
         "unsaved": stats.unsaved.as_ref().map(ToString::to_string),
         "condensed": stats.condensed.as_ref().map(ToString::to_string),
-        "facts": json_list(&view.facts, numbered),
+        "facts": json_list(&view.facts, fact_json),
         "states": json_list(&view.states, numbered),
         "turns": json_list(&view.turns, turn_json),
     })
+}
+
+fn fact_json(fact: &FactView) -> Value {
+    let mut json = json!({ "number": fact.number, "text": fact.text });
+    if let Some(turn) = fact.found_in {
+        json["found_in"] = json!(turn);
+    }
+    json
 }
 
 fn turn_json(view: &TurnView) -> Value {

@@ -214,6 +214,7 @@ fn document(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> J
             "number": fact.number,
             "time_ms": fact.time_ms,
             "text": fact.text,
+            "found_in": fact.found_in,
             "tokens": fact.tokens,
         })
     });

@@ -107,8 +107,8 @@ pub use prefix::{PrefixError, PrefixProblem, PrefixStats};
 pub use ranking::{Rank, Ranking};
 pub use reading::{BegunRead, ReadInProgress, SessionRead};
 pub use report::{
-    ContextReport, ListedSession, SessionCounters, SessionReport, SessionStats, TurnAnswer,
-    TurnReport, TurnView,
+    ContextReport, FactView, ListedSession, SessionCounters, SessionReport, SessionStats,
+    TurnAnswer, TurnReport, TurnView,
 };
 pub use sessions::Sessions;
 pub use slots::SessionId;

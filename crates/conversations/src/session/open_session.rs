@@ -620,18 +620,11 @@ impl OpenSession {
         check_persistent(persistent, self.limits.persistent_room())
     }
 
-    /// Adds a fact that was just read, from `start` on; returns its number.
-    pub fn add_fact(
-        &mut self,
-        runtime: &mut Runtime,
-        (tokens, text): (&[u32], &str),
-        start: u64,
-        now_ms: u64,
-        supersedes: Option<u64>,
-    ) -> SessionResult<u64> {
-        let time_ms = self.transcript.at(now_ms);
+    /// Adds a fact that was just read; returns its number.
+    pub fn add_fact(&mut self, runtime: &mut Runtime, fact: FactRecord) -> SessionResult<u64> {
+        let (number, supersedes) = (fact.number, fact.supersedes);
         self.condensing.gave_up = false;
-        let number = self.note_fact(tokens, start, time_ms, text, supersedes);
+        self.note_fact(fact);
         if let Some(fact) = supersedes {
             self.drop_fact(fact);
         }
@@ -640,27 +633,10 @@ impl OpenSession {
     }
 
     /// Notes a fact that was just read.
-    pub fn note_fact(
-        &mut self,
-        tokens: &[u32],
-        start: u64,
-        time_ms: u64,
-        text: &str,
-        supersedes: Option<u64>,
-    ) -> u64 {
-        let number = self.transcript.facts_made;
-        self.transcript.facts_made += 1;
-        let record = FactRecord {
-            number,
-            start,
-            time_ms,
-            supersedes,
-            tokens: tokens.to_vec(),
-            text: text.to_owned(),
-        };
-        self.log.note_fact(&record);
-        self.transcript.facts.push(Fact::new(record, None));
-        number
+    pub fn note_fact(&mut self, fact: FactRecord) {
+        self.transcript.facts_made = fact.number + 1;
+        self.log.note_fact(&fact);
+        self.transcript.facts.push(Fact::new(fact, None));
     }
 
     pub fn revoke(&mut self, runtime: &mut Runtime, fact: u64) -> SessionResult {

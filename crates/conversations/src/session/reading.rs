@@ -16,7 +16,7 @@ use super::limits::SessionSettings;
 use super::log::{RunningSave, StartedSave};
 use super::open_session::OpenSession;
 use super::owner::SessionName;
-use super::record::TurnRecord;
+use super::record::{FactRecord, TurnRecord};
 use super::residency::feed;
 use super::sessions::Sessions;
 use super::slots::SessionId;
@@ -39,6 +39,8 @@ pub enum SessionRead {
     Fact {
         fact: ToldText,
         supersedes: Option<u64>,
+        /// The turn that says it, where it was not told as a fact.
+        found_in: Option<u64>,
     },
     /// Replaces the state `instead`, if given.
     State {
@@ -105,7 +107,12 @@ impl SessionRead {
         let session = sessions.session_mut(runtime, id)?;
         match self {
             SessionRead::Create { .. } => {}
-            SessionRead::Fact { fact, supersedes } => {
+            SessionRead::Fact {
+                fact,
+                supersedes,
+                found_in,
+            } => {
+                session.transcript.check_turn(*found_in)?;
                 session.check_fact(fact.tokens.len(), *supersedes)?;
             }
             SessionRead::State { state, instead } => {
@@ -264,10 +271,22 @@ impl ReadInProgress {
                 self.begun.read_all(runtime, sessions)?;
                 0
             }
-            SessionRead::Fact { fact, supersedes } => {
+            SessionRead::Fact {
+                fact,
+                supersedes,
+                found_in,
+            } => {
                 let session = self.begun.read_all(runtime, sessions)?;
-                let said = (&fact.tokens[..], &fact.text[..]);
-                session.add_fact(runtime, said, start, now_ms, *supersedes)?
+                let record = FactRecord {
+                    number: session.transcript.facts_made,
+                    start,
+                    time_ms: session.transcript.at(now_ms),
+                    supersedes: *supersedes,
+                    found_in: *found_in,
+                    tokens: fact.tokens.clone(),
+                    text: fact.text.clone(),
+                };
+                session.add_fact(runtime, record)?
             }
             SessionRead::State { state, instead } => {
                 let session = self.begun.read_all(runtime, sessions)?;
@@ -398,7 +417,19 @@ impl Sessions {
         text: &str,
         now_ms: u64,
     ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, text, now_ms, None)
+        self.tell_fact(runtime, id, (text, None), now_ms, None)
+    }
+
+    /// Adds to the persistent stream what a turn says; returns the fact's number.
+    pub fn add_fact_of(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        turn: u64,
+        now_ms: u64,
+    ) -> SessionResult<u64> {
+        self.tell_fact(runtime, id, (text, Some(turn)), now_ms, None)
     }
 
     /// Replaces a fact: the old one is not visible any more. Answers given while it held may still reflect it.
@@ -410,19 +441,23 @@ impl Sessions {
         text: &str,
         now_ms: u64,
     ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, text, now_ms, Some(fact))
+        self.tell_fact(runtime, id, (text, None), now_ms, Some(fact))
     }
 
     fn tell_fact(
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-        text: &str,
+        (text, found_in): (&str, Option<u64>),
         now_ms: u64,
         supersedes: Option<u64>,
     ) -> SessionResult<u64> {
         let fact = self.texts().fact(text)?;
-        let read = SessionRead::Fact { fact, supersedes };
+        let read = SessionRead::Fact {
+            fact,
+            supersedes,
+            found_in,
+        };
         let begun = read.begin_in(runtime, self, id)?;
         self.read_now(runtime, begun, read, now_ms)
     }
@@ -466,7 +501,15 @@ impl Sessions {
 /// Takes the opening, which was just read, into a new session.
 fn open_with(session: &mut OpenSession, opening: &Opening, now_ms: u64) {
     let Opening { piece, tokens, .. } = opening;
-    session.note_fact(tokens, 0, now_ms, &piece.text, None);
+    session.note_fact(FactRecord {
+        number: 0,
+        start: 0,
+        time_ms: now_ms,
+        supersedes: None,
+        found_in: None,
+        tokens: tokens.clone(),
+        text: piece.text.clone(),
+    });
     if piece.verbatim > 0 {
         session.mark(0, piece.verbatim);
     }

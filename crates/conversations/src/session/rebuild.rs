@@ -340,6 +340,7 @@ impl OpenSession {
                 start: fact.span.start,
                 time_ms: transcript.last_time_ms,
                 supersedes: None,
+                found_in: transcript.found_in(fact.number),
                 tokens: reading.tokens[start..end].to_vec(),
                 text: fact.text,
             };

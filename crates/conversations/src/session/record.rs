@@ -68,6 +68,8 @@ pub struct FactRecord {
     pub time_ms: u64,
     /// The fact that this one replaces.
     pub supersedes: Option<u64>,
+    /// The turn in which it was found; `None`: it was told as a fact.
+    pub found_in: Option<u64>,
     pub tokens: Vec<u32>,
     pub text: String,
 }
@@ -273,6 +275,9 @@ impl FactRecord {
         out.u64(self.supersedes.map_or(0, |fact| fact + 1));
         out.bytes(self.text.as_bytes());
         out.ids(&self.tokens);
+        if let Some(turn) = self.found_in {
+            out.u64(turn);
+        }
         out.0
     }
 
@@ -290,6 +295,10 @@ impl FactRecord {
             supersedes,
             text: text.map_err(|_| from.bad("text that is not UTF-8"))?,
             tokens: from.ids()?,
+            found_in: match from.bytes {
+                [] => None,
+                _ => Some(from.u64()?),
+            },
         };
         from.end()?;
         match record.span().end < u64::MAX / 4 {
@@ -525,9 +534,15 @@ mod tests {
             start: 5,
             time_ms: 8,
             supersedes: Some(0),
+            found_in: None,
             tokens: vec![],
             text: "Ä fact.".into(),
         };
+        let found = FactRecord {
+            found_in: Some(6),
+            ..fact.clone()
+        };
+        assert_eq!(FactRecord::read(&found.to_bytes()), Ok(found));
         let state = StateRecord {
             position: 77,
             turns_made: 3,
@@ -639,6 +654,7 @@ mod tests {
             start: 5,
             time_ms: 8,
             supersedes: Some(2),
+            found_in: None,
             tokens: vec![1, 2],
             text: "A fact.".into(),
         };

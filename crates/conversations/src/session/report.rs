@@ -95,6 +95,16 @@ pub struct ListedSession {
     pub saved_ms: u64,
 }
 
+/// A fact that holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FactView {
+    /// 0 is what the session began with.
+    pub number: u64,
+    pub text: String,
+    /// The turn in which it was found; `None`: it was told as a fact.
+    pub found_in: Option<u64>,
+}
+
 /// One turn with its text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnView {

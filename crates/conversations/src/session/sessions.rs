@@ -17,11 +17,13 @@ use super::open_session::{GrantedLimits, OpenSession, ResumeMode};
 use super::options::{SessionOptions, journal_options};
 use super::owner::{Owner, SessionName};
 use super::prefix::{PrefixStats, Prefixes};
-use super::report::{ListedSession, SessionCounters, SessionReport, SessionStats, TurnView};
+use super::report::{
+    FactView, ListedSession, SessionCounters, SessionReport, SessionStats, TurnView,
+};
 use super::residency::{Residency, fits, promised_bytes, slack};
 use super::slots::{SessionId, Slots};
 use super::texts::{Opening, SessionTexts};
-use super::transcript::{Deferred, Transcript};
+use super::transcript::{Deferred, Fact, Transcript};
 use super::turns::Turn;
 use super::undo::{DroppedTurns, Undo};
 use haversack_engine::runtime::{Runtime, SequenceId};
@@ -482,10 +484,15 @@ impl Sessions {
         counters
     }
 
-    /// The facts that hold, with their numbers; the opening is 0.
-    pub fn facts(&self, id: SessionId) -> SessionResult<Vec<(u64, &str)>> {
+    /// The facts that hold; the opening is 0.
+    pub fn facts(&self, id: SessionId) -> SessionResult<Vec<FactView>> {
         let facts = self.session(id)?.transcript.facts.iter();
-        Ok(facts.map(|fact| (fact.number, &fact.text[..])).collect())
+        let view = |fact: &Fact| FactView {
+            number: fact.number,
+            text: fact.text.clone(),
+            found_in: fact.found_in,
+        };
+        Ok(facts.map(view).collect())
     }
 
     /// Whether a session was begun with this persistent text. One that is not open is looked up in its file.

@@ -37,6 +37,8 @@ pub(super) struct Fact {
     pub text: String,
     /// Bytes at its beginning that condensing must not change.
     pub verbatim: usize,
+    /// The turn in which it was found; `None`: it was told as a fact.
+    pub found_in: Option<u64>,
     pub record: Option<RecordRef>,
 }
 
@@ -47,6 +49,7 @@ impl Fact {
             span: told.span(),
             text: told.text,
             verbatim: 0,
+            found_in: told.found_in,
             record,
         }
     }
@@ -115,6 +118,12 @@ impl Transcript {
         self.turns.iter().map(|stored| &stored.turn)
     }
 
+    /// The turn in which a fact was found.
+    pub fn found_in(&self, fact: u64) -> Option<u64> {
+        let mut facts = self.facts.iter();
+        facts.find(|f| f.number == fact)?.found_in
+    }
+
     pub fn index_of(&self, number: u64) -> Option<usize> {
         self.turns().position(|turn| turn.number == number)
     }
@@ -141,6 +150,14 @@ impl Transcript {
         let fact = self.facts.iter().find(|f| f.number == number && number > 0);
         let fact = fact.ok_or(SessionError::NoSuchFact { number })?;
         Ok(fact.tokens() as usize)
+    }
+
+    /// Whether there was such a turn; it may be forgotten since.
+    pub fn check_turn(&self, number: Option<u64>) -> SessionResult {
+        match number {
+            Some(number) if number >= self.turns_made => Err(SessionError::NoSuchTurn { number }),
+            _ => Ok(()),
+        }
     }
 
     pub fn check_state(&self, number: u64) -> SessionResult {

@@ -892,7 +892,7 @@ fn change(
     which: usize,
     text: &str,
 ) -> Result<Option<SessionOp>, SessionError> {
-    let facts: Vec<u64> = sessions.facts(id)?.iter().map(|f| f.0).collect();
+    let facts: Vec<u64> = sessions.facts(id)?.iter().map(|f| f.number).collect();
     let fact = facts[which % facts.len()];
     let turns: Vec<(u64, bool, bool)> = (sessions.turns(id)?.iter())
         .map(|t| (t.number, t.is_pinned, t.place == TurnPlace::Live))

@@ -131,7 +131,7 @@ impl Lasting {
     pub fn end(self) -> Result<()> {
         let view = self.conversation.view(1)?;
         // Fact 0 is the text it was made with.
-        let told = view.facts.iter().any(|&(number, _)| number > 0);
+        let told = view.facts.iter().any(|fact| fact.number > 0);
         let silent = !told && view.turns.is_empty();
         self.conversation.suspend().map_err(named)?;
         let name = self.conversation.name();
@@ -209,8 +209,14 @@ impl Lasting {
     fn fact(&mut self, text: Option<&str>) -> Result<()> {
         let Some(text) = text else {
             let facts = self.conversation.facts()?;
-            for (number, text) in facts.into_iter().filter(|(_, text)| !text.is_empty()) {
-                out::line(&format!("{number:>4}  {}", one_line(&text)))?;
+            for fact in facts.iter().filter(|fact| !fact.text.is_empty()) {
+                let source = fact.found_in.map(|turn| format!("  (turn {turn})"));
+                let text = one_line(&fact.text);
+                out::line(&format!(
+                    "{:>4}  {text}{}",
+                    fact.number,
+                    source.unwrap_or_default()
+                ))?;
             }
             return Ok(());
         };
@@ -502,8 +508,8 @@ impl Partner for Lasting {
     fn page(&self) -> Result<String> {
         let view = self.conversation.view(usize::MAX)?;
         let mut page = ConversationPage::new(&format!("Session {}", self.conversation.name()));
-        for (number, text) in &view.facts {
-            page.fact(*number, text);
+        for fact in &view.facts {
+            page.fact(fact.number, &fact.text);
         }
         for TurnView {
             turn, text, answer, ..
