@@ -12,6 +12,7 @@ pub mod arithmetic;
 pub mod bleu;
 pub mod choice;
 pub mod contender;
+pub mod coverage;
 pub mod dice;
 pub mod guard;
 pub mod instructions;
