@@ -112,7 +112,9 @@ impl SessionRead {
                 supersedes,
                 found_in,
             } => {
-                session.transcript.check_turn(*found_in)?;
+                if let Some(turn) = found_in {
+                    session.transcript.check_turn(*turn)?;
+                }
                 session.check_fact(fact.tokens.len(), *supersedes)?;
             }
             SessionRead::State { state, instead } => {
@@ -417,7 +419,7 @@ impl Sessions {
         text: &str,
         now_ms: u64,
     ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, (text, None), now_ms, None)
+        self.tell_fact(runtime, id, text, now_ms, None, None)
     }
 
     /// Adds to the persistent stream what a turn says; returns the fact's number.
@@ -429,7 +431,7 @@ impl Sessions {
         turn: u64,
         now_ms: u64,
     ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, (text, Some(turn)), now_ms, None)
+        self.tell_fact(runtime, id, text, now_ms, None, Some(turn))
     }
 
     /// Replaces a fact: the old one is not visible any more. Answers given while it held may still reflect it.
@@ -441,16 +443,17 @@ impl Sessions {
         text: &str,
         now_ms: u64,
     ) -> SessionResult<u64> {
-        self.tell_fact(runtime, id, (text, None), now_ms, Some(fact))
+        self.tell_fact(runtime, id, text, now_ms, Some(fact), None)
     }
 
     fn tell_fact(
         &mut self,
         runtime: &mut Runtime,
         id: SessionId,
-        (text, found_in): (&str, Option<u64>),
+        text: &str,
         now_ms: u64,
         supersedes: Option<u64>,
+        found_in: Option<u64>,
     ) -> SessionResult<u64> {
         let fact = self.texts().fact(text)?;
         let read = SessionRead::Fact {

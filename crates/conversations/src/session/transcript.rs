@@ -153,10 +153,10 @@ impl Transcript {
     }
 
     /// Whether there was such a turn; it may be forgotten since.
-    pub fn check_turn(&self, number: Option<u64>) -> SessionResult {
-        match number {
-            Some(number) if number >= self.turns_made => Err(SessionError::NoSuchTurn { number }),
-            _ => Ok(()),
+    pub fn check_turn(&self, number: u64) -> SessionResult {
+        match number < self.turns_made {
+            true => Ok(()),
+            false => Err(SessionError::NoSuchTurn { number }),
         }
     }
 
