@@ -288,23 +288,25 @@ fn a_tight_budget_recalls_fewer_turns() {
     };
     let whole = std::fs::read(&file).unwrap();
     let (mut most, mut fewest) = (0, usize::MAX);
-    for left in (100..2000).rev().step_by(12) {
-        std::fs::write(&file, &whole).unwrap();
-        let mut runtime = runtime(&model, dir.path(), Some(budget));
-        let mut sessions = sessions_of(&runtime);
-        let id = sessions.resume(&mut runtime, "anna").unwrap();
-        let free = budget - runtime.ledger().total();
-        runtime
-            .charge_side(free.saturating_sub(left << 10))
-            .unwrap();
-        // The room of a longer question that recalls nothing.
-        if try_say(&mut sessions, &mut runtime, id, &"zq ".repeat(40)).is_err() {
+    for left in (100..2000).rev().step_by(16) {
+        let ask = |text: &str| {
+            std::fs::write(&file, &whole).unwrap();
+            let mut runtime = runtime(&model, dir.path(), Some(budget));
+            let mut sessions = sessions_of(&runtime);
+            let id = sessions.resume(&mut runtime, "anna").unwrap();
+            let free = budget - runtime.ledger().total();
+            let taken = free.saturating_sub(left << 10);
+            runtime.charge_side(taken).unwrap();
+            let answer = try_say(&mut sessions, &mut runtime, id, text);
+            (answer, runtime.ledger().peak)
+        };
+        // Where there is room for a longer question, there is room for this one, whatever it recalls.
+        if ask(&"zq ".repeat(40)).0.is_err() {
             break;
         }
-        sessions.retract(&mut runtime, id).unwrap();
-        let answer = try_say(&mut sessions, &mut runtime, id, asked);
+        let (answer, peak) = ask(asked);
         let answer = answer.unwrap_or_else(|error| panic!("{left} KiB: {error}"));
-        assert!(runtime.ledger().peak <= budget);
+        assert!(peak <= budget);
         let recalled = answer.context.recalled.len();
         (most, fewest) = (most.max(recalled), fewest.min(recalled));
     }

@@ -4,16 +4,21 @@
 //! No language model runs. Prints a line for each way to choose turns and each capacity: the share of questions with all
 //! evidence shown, of those that one turn answers, of each kind, and the tokens of the turns shown.
 
+use haversack_conversations::session::relevance::Relevance;
+use haversack_conversations::session::words::{WordHashes, words_of};
+use haversack_conversations::session::{RankedQuestion, scoring};
 use haversack_engine::encoder::{Embedding, Encoder, EncoderOptions, StoredEmbedding};
 use haversack_eval::coverage::{ANSWER_TOKENS, Coverage, ShownTurns, estimated_tokens};
 use haversack_eval::long_talk::{Hardness, LongQuestion, LongTalk, TURNS, TalkSet, long_talk};
+use serde_json::Value;
+use std::borrow::Cow;
 
 type Failure = Box<dyn std::error::Error>;
 
 const CAPACITIES: [u64; 2] = [1536, 3072];
 
 /// Ways to choose turns.
-const CONTENDERS: [(&str, Chooser); 4] = [
+const CONTENDERS: [(&str, Chooser); 6] = [
     ("window", |talk, _| {
         (0..talk.embeddings.len()).rev().collect()
     }),
@@ -21,6 +26,10 @@ const CONTENDERS: [(&str, Chooser); 4] = [
         by_encoder(talk, asked).into_iter().take(8).collect()
     }),
     ("encoder", by_encoder),
+    ("session, eight", |talk, asked| {
+        by_session(talk, asked).into_iter().take(8).collect()
+    }),
+    ("session", by_session),
     ("oracle", |_, asked| asked.question.evidence.clone()),
 ];
 
@@ -29,6 +38,7 @@ type Chooser = fn(&EmbeddedTalk, &EmbeddedQuestion<'_>) -> Vec<usize>;
 
 struct EmbeddedTalk {
     embeddings: Vec<StoredEmbedding>,
+    words: Vec<WordHashes>,
 }
 
 struct EmbeddedQuestion<'a> {
@@ -40,11 +50,13 @@ impl EmbeddedTalk {
     fn new(talk: &LongTalk, encoder: &Encoder) -> Result<EmbeddedTalk, Failure> {
         let mut embedded = EmbeddedTalk {
             embeddings: Vec::new(),
+            words: Vec::new(),
         };
         for (said, answered) in &talk.turns {
             // As a session embeds a turn.
             let text = format!("{said}\n{answered}");
             embedded.embeddings.push(encoder.embed(&text)?.store());
+            embedded.words.push(words_of(&text));
         }
         Ok(embedded)
     }
@@ -66,22 +78,77 @@ fn by_encoder(talk: &EmbeddedTalk, asked: &EmbeddedQuestion<'_>) -> Vec<usize> {
     )
 }
 
+/// As a session ranks them.
+fn by_session(talk: &EmbeddedTalk, asked: &EmbeddedQuestion<'_>) -> Vec<usize> {
+    let question = RankedQuestion {
+        text: &asked.question.question,
+        embedding: Some(&asked.embedding),
+    };
+    let ranks = scoring::ranks(
+        &question,
+        Relevance::default(),
+        talk.embeddings.len(),
+        &|i| Some(talk.embeddings[i]),
+        &|i| Cow::Borrowed(&talk.words[i]),
+    );
+    let scores = ranks
+        .iter()
+        .map(|rank| rank.map_or(f32::MIN, |rank| rank.similarity));
+    best_first(&scores.collect::<Vec<_>>())
+}
+
+/// Talks of a file: `[{"turns": [[said, answered], …], "asked": [{"question": text, "evidence": [turn, …]}, …]}, …]`.
+fn talks_of(json: &str) -> Result<Vec<LongTalk>, Failure> {
+    let malformed = "not a list of talks";
+    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or(malformed);
+    let list = |value: &Value| value.as_array().cloned().ok_or(malformed);
+    let mut talks = Vec::new();
+    for talk in list(&serde_json::from_str(json)?)? {
+        let turns = list(&talk["turns"])?.into_iter();
+        let turns = turns.map(|turn| Ok((text(&turn[0])?, text(&turn[1])?)));
+        let turns = turns.collect::<Result<Vec<_>, Failure>>()?;
+        let asked = list(&talk["asked"])?.into_iter().map(|asked| {
+            let evidence = list(&asked["evidence"])?.into_iter();
+            let turn = |turn: Value| turn.as_u64().map(|turn| turn as usize);
+            let evidence = evidence.map(|n| turn(n).filter(|&n| n < turns.len()));
+            Ok(LongQuestion {
+                question: text(&asked["question"])?,
+                hardness: Hardness::Paraphrase,
+                evidence: evidence.collect::<Option<_>>().ok_or(malformed)?,
+                answer: String::new(),
+            })
+        });
+        let asked = asked.collect::<Result<_, Failure>>()?;
+        talks.push(LongTalk { turns, asked });
+    }
+    Ok(talks)
+}
+
 fn main() -> Result<(), Failure> {
-    let usage = "usage: coverage ENCODER_DIR [TALKS] [development|held-out]";
+    let usage = "usage: coverage ENCODER_DIR [TALKS [development|held-out] | FILE.json]";
     let mut args = std::env::args().skip(1);
     let encoder = args.next().ok_or(usage)?;
     let encoder = Encoder::open(encoder.as_ref(), &EncoderOptions::default())?;
-    let talks: usize = args.next().map_or(Ok(4), |n| n.parse())?;
+    let which = args.next().unwrap_or_else(|| "4".into());
     let set = match args.next().as_deref() {
         None | Some("development") => TalkSet::Development,
         Some("held-out") => TalkSet::HeldOut,
         Some(_) => return Err(usage.into()),
     };
+    let (talks, kinds) = match which.strip_suffix(".json") {
+        Some(_) => (talks_of(&std::fs::read_to_string(&which)?)?, Vec::new()),
+        None => {
+            let numbers = 0..which.parse().map_err(|_| usage)?;
+            let talks = numbers.map(|number| long_talk(set, number, TURNS, &[]));
+            let kinds = Hardness::ALL.into_iter();
+            let kinds = kinds.filter(|&kind| kind != Hardness::Never);
+            (talks.collect(), kinds.collect())
+        }
+    };
     let mut found = vec![[const { None::<Coverage> }; CAPACITIES.len()]; CONTENDERS.len()];
-    for number in 0..talks {
-        let talk = long_talk(set, number, TURNS, &[]);
-        let embedded = EmbeddedTalk::new(&talk, &encoder)?;
-        let tokens = estimated_tokens(&talk);
+    for (number, talk) in talks.iter().enumerate() {
+        let embedded = EmbeddedTalk::new(talk, &encoder)?;
+        let tokens = estimated_tokens(talk);
         for question in &talk.asked {
             let asked = EmbeddedQuestion {
                 question,
@@ -96,13 +163,9 @@ fn main() -> Result<(), Failure> {
                 }
             }
         }
-        eprint!("\r{}/{talks}", number + 1);
+        eprint!("\r{}/{}", number + 1, talks.len());
     }
     eprintln!();
-    let kinds = Hardness::ALL
-        .into_iter()
-        .filter(|&kind| kind != Hardness::Never);
-    let kinds: Vec<Hardness> = kinds.collect();
     print!(
         "{:16} {:>8} {:>7} {:>7} {:>7}",
         "turns by", "capacity", "shown", "all", "single"

@@ -143,7 +143,7 @@ pub struct ComputeArgs {
 /// What sessions of `chat` and `serve` may hold.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SessionSettingArgs {
-    /// Which earlier turns an answer sees: all, threshold=0.6 or top-k=8 [default: top-k=8, more in a large session]
+    /// Which earlier turns an answer sees: all, threshold=0.6 or top-k=8 [default: the most similar, as many as fit]
     #[arg(long, value_name = "RULE", value_parser = relevance)]
     pub relevance: Option<Relevance>,
 

@@ -182,9 +182,7 @@ impl SessionLimits {
         let limits = SessionLimits {
             capacity,
             part_max: PART_TOKENS.min(capacity / 4).max(1),
-            relevance: settings
-                .relevance
-                .unwrap_or_else(|| Relevance::for_capacity(capacity)),
+            relevance: settings.relevance.unwrap_or_default(),
             ..self
         };
         let room = limits.answer_room();

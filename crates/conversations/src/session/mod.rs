@@ -82,15 +82,17 @@ pub mod relevance;
 mod replay;
 pub mod report;
 mod residency;
+pub mod scoring;
 pub mod search;
 mod sessions;
 mod slots;
+mod stems;
 mod texts;
 mod transcript;
 mod turn;
 pub mod turns;
 mod undo;
-mod words;
+pub mod words;
 
 pub(crate) use condensing::{AWAITED_TOKENS_MAX, RebuildShare};
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
@@ -104,12 +106,12 @@ pub(crate) use open_session::ResumeMode;
 pub use options::{FolderLimits, SessionOptions};
 pub use owner::{Owner, Requester, SessionName};
 pub use prefix::{PrefixError, PrefixProblem, PrefixStats};
-pub use ranking::{Rank, Ranking};
 pub use reading::{BegunRead, ReadInProgress, SessionRead};
 pub use report::{
     ContextReport, FactView, ListedSession, SessionCounters, SessionReport, SessionStats,
     TurnAnswer, TurnReport, TurnView,
 };
+pub use scoring::{Rank, RankedQuestion, Ranking};
 pub use sessions::Sessions;
 pub use slots::SessionId;
 pub use texts::{HISTORY_TOKENS_MAX, HISTORY_TURNS_MAX, Opening, SessionTexts, ToldText, ToldTurn};

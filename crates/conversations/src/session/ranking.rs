@@ -11,57 +11,12 @@ use super::layout::ChatLayout;
 use super::log::SessionLog;
 use super::record::TurnRecord;
 use super::relevance::Relevance;
+use super::scoring::{self, Rank, RankedQuestion};
 use super::transcript::{StoredRecord, StoredTurn, Transcript};
-use super::words::{WordIndex, WordRanking, words_of};
-use haversack_engine::encoder::{Embedding, StoredEmbedding};
+use super::words::{WordIndex, words_of};
+use haversack_engine::encoder::StoredEmbedding;
 use haversack_memory::journal::JournalMap;
 use std::borrow::Cow;
-use std::fmt;
-
-/// What a turn was ranked by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ranking {
-    /// The words that it shares with the question.
-    Words,
-    /// The sentence encoder.
-    Encoder,
-}
-
-impl Ranking {
-    pub fn name(self) -> &'static str {
-        match self {
-            Ranking::Words => "words",
-            Ranking::Encoder => "encoder",
-        }
-    }
-}
-
-impl fmt::Display for Ranking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// How similar a turn is to the question.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rank {
-    pub similarity: f32,
-    pub by: Ranking,
-}
-
-impl Rank {
-    /// For a reader: three decimals.
-    pub fn score(&self) -> f64 {
-        (f64::from(self.similarity) * 1000.0).round() / 1000.0
-    }
-}
-
-/// A question as turns are compared with it.
-pub(super) struct RankedQuestion<'a> {
-    pub text: &'a str,
-    /// `None` without an encoder.
-    pub embedding: Option<&'a Embedding>,
-}
 
 /// The turns of a session, and where their records are.
 pub(super) struct Ranker<'a> {
@@ -129,109 +84,12 @@ impl Ranker<'_> {
         relevance: Relevance,
         index: &WordIndex,
     ) -> Vec<Option<Rank>> {
-        let mut ranks = self.by_embedding(question.embedding);
-        self.by_words(question.text, relevance, index, &mut ranks);
-        ranks
-    }
-
-    fn by_embedding(&self, question: Option<&Embedding>) -> Vec<Option<Rank>> {
         let turns = &self.transcript.turns;
-        let Some(question) = question.map(Embedding::store) else {
-            return vec![None; turns.len()];
+        let embedding = |i: usize| {
+            let bytes = self.record(&turns[i])?;
+            StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()
         };
-        let rank = |stored: &StoredTurn| {
-            let bytes = self.record(stored)?;
-            let stored = StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()?;
-            Some(Rank {
-                similarity: stored.similarity(&question),
-                by: Ranking::Encoder,
-            })
-        };
-        turns.iter().map(rank).collect()
-    }
-
-    /// Adds what words say about all turns, or about those that have no rank yet.
-    fn by_words(
-        &self,
-        question: &str,
-        relevance: Relevance,
-        index: &WordIndex,
-        ranks: &mut [Option<Rank>],
-    ) {
-        let (max, least) = match relevance {
-            // Nothing is chosen.
-            Relevance::All => return,
-            Relevance::Threshold(least) => (usize::MAX, least),
-            Relevance::Top { turns, least, .. } => (turns, least),
-        };
-        let mut ranking = WordRanking::new(question);
-        let turns = &self.transcript.turns;
-        let all = adds_words(relevance);
-        let judged: Vec<usize> = (0..turns.len())
-            .filter(|&i| all || ranks[i].is_none())
-            .collect();
-        if ranking.is_empty() || judged.is_empty() {
-            return;
-        }
-        let words = |&i: &usize| self.words(&turns[i], index);
-        judged.iter().map(words).for_each(|w| ranking.count(&w));
-        let scores = judged.iter().map(words).map(|w| ranking.score(&w));
-        let scores: Vec<f64> = scores.collect();
-        for (i, share) in judged.into_iter().zip(ranking.ranks(&scores, max)) {
-            if let Some(share) = share.filter(|&share| share >= least) {
-                ranks[i] = Some(with_words(ranks[i], share));
-            }
-        }
-    }
-}
-
-/// Whether words speak for turns that have an embedding too.
-pub(super) fn adds_words(relevance: Relevance) -> bool {
-    matches!(relevance, Relevance::Top { .. })
-}
-
-/// The rank of a turn for which words speak too: nearer to 1 by this share.
-fn with_words(rank: Option<Rank>, share: f32) -> Rank {
-    match rank {
-        Some(Rank { similarity, by }) => Rank {
-            similarity: similarity + (1.0 - similarity) * share,
-            by: if share > similarity {
-                Ranking::Words
-            } else {
-                by
-            },
-        },
-        None => Rank {
-            similarity: share,
-            by: Ranking::Words,
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_move_a_rank_nearer_to_one() {
-        let cosine = |similarity| Rank {
-            similarity,
-            by: Ranking::Encoder,
-        };
-        let both = with_words(Some(cosine(0.25)), 0.5);
-        assert_eq!((both.similarity, both.by), (0.625, Ranking::Words));
-        let both = with_words(Some(cosine(0.75)), 0.5);
-        assert_eq!((both.similarity, both.by), (0.875, Ranking::Encoder));
-        let opposite = with_words(Some(cosine(-1.0)), 1.0);
-        assert_eq!(opposite.similarity, 1.0);
-        assert_eq!(with_words(None, 0.3).similarity, 0.3);
-        // More words, and a greater cosine, never rank lower.
-        for c in [-1.0, -0.2, 0.0, 0.5, 1.0] {
-            for share in [0.0, 0.1, 0.9] {
-                let more = with_words(Some(cosine(c)), share + 0.1).similarity;
-                assert!(more >= with_words(Some(cosine(c)), share).similarity);
-                assert!(with_words(Some(cosine(c)), share).similarity >= c);
-            }
-        }
+        let words = |i: usize| self.words(&turns[i], index);
+        scoring::ranks(question, relevance, turns.len(), &embedding, &words)
     }
 }

@@ -8,11 +8,13 @@ use super::error::{SessionError, SessionResult};
 use super::layout::ChatLayout;
 use super::open_session::{OpenSession, SpillCause};
 use super::plan::{TurnPlan, TurnRoom, plan};
-use super::ranking::{RankedQuestion, Ranker, adds_words};
+use super::ranking::Ranker;
 use super::relevance::Relevance;
 use super::residency::fits;
+use super::scoring::RankedQuestion;
 use super::turns::TurnPlace;
-use haversack_engine::runtime::Runtime;
+use haversack_engine::runtime::{Runtime, SequenceId};
+use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// Bytes that the words of a session's turns take at most; and as one part in this many of the budget.
 const WORDS_BYTES_MAX: usize = 1 << 20;
@@ -43,7 +45,7 @@ impl OpenSession {
         let budget = runtime.ledger().budget.unwrap_or(usize::MAX);
         let bytes_max = WORDS_BYTES_MAX.min(budget / WORDS_SHARE);
         let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
-        let has_all = !has_encoder || adds_words(self.limits.relevance);
+        let has_all = !has_encoder || self.limits.relevance.adds_words();
         ranker.update(&mut self.words, has_all, bytes_max);
         Ok(())
     }
@@ -91,6 +93,11 @@ impl OpenSession {
             .collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
         let order: Vec<u64> = order.into_iter().map(|(_, number)| number).collect();
+        // Lists and tables grow with turns that come back, and more while these are read: a block pays for that.
+        let coming = match order.is_empty() {
+            true => coming,
+            false => coming + BLOCK_SLOTS as u64,
+        };
         let recalled = self.carry_out(runtime, &found, &order, coming)?;
         let done = &mut self.transcript.deferred.done.recall;
         done.retain(|number| !recalled.left_out.contains(number));
@@ -199,6 +206,26 @@ impl OpenSession {
     /// leave it returns all the same: the step reports by how much it is short.
     pub fn make_room(&mut self, runtime: &mut Runtime, coming: u64) -> SessionResult {
         self.displace(runtime, &[], coming).map(|_| ())
+    }
+
+    /// A fork of the sequence to go back to, with room for `coming` more tokens beside it: what recalled turns add to its tables
+    /// is known once it is made.
+    pub fn back_up(&mut self, runtime: &mut Runtime, coming: u64) -> SessionResult<SequenceId> {
+        let sequence = self.residency.sequence;
+        loop {
+            let backup = runtime.fork(sequence).map_err(SessionError::from);
+            match backup {
+                Ok(backup) if fits(runtime, Some(sequence), coming)? => return Ok(backup),
+                Ok(backup) => runtime.close(backup)?,
+                Err(error) if error.is_cannot_fit() => {}
+                Err(error) => return Err(error),
+            }
+            if !self.spill_one() {
+                // The step reports by how much it is short.
+                return Ok(runtime.fork(sequence)?);
+            }
+            self.mask(runtime)?;
+        }
     }
 
     /// Spills one turn, if any may leave.

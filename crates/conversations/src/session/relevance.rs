@@ -25,19 +25,16 @@ pub enum Relevance {
     },
 }
 
+/// The most similar turns, as many as the capacity has room for.
 impl Default for Relevance {
     fn default() -> Relevance {
         Relevance::Top {
-            turns: TURNS,
+            turns: usize::MAX,
             hysteresis: 0.05,
             least: -1.0,
         }
     }
 }
-
-/// Turns that are chosen in a small capacity, and tokens of capacity for each more.
-const TURNS: usize = 8;
-const TOKENS_PER_TURN: usize = 256;
 
 /// One turn to judge.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,18 +74,9 @@ impl FromStr for Relevance {
 }
 
 impl Relevance {
-    /// The most similar turns, as many as usually fit.
-    pub fn for_capacity(capacity: usize) -> Relevance {
-        match Relevance::default() {
-            Relevance::Top {
-                hysteresis, least, ..
-            } => Relevance::Top {
-                turns: TURNS.max(capacity / TOKENS_PER_TURN),
-                hysteresis,
-                least,
-            },
-            other => other,
-        }
+    /// Whether words speak for turns that have an embedding too.
+    pub(super) fn adds_words(&self) -> bool {
+        matches!(self, Relevance::Top { .. })
     }
 
     /// (turn): whether it is relevant. Ties go to the newer turn; turns come oldest first.

@@ -5,7 +5,7 @@ use super::condensing::CondenseOutcome;
 use super::error::{SessionError, SharedError};
 use super::limits::CapacityChange;
 use super::owner::Owner;
-use super::ranking::Rank;
+use super::scoring::Rank;
 use super::turns::Turn;
 use haversack_engine::runtime::{Finish, Generation};
 use std::ops::Range;
@@ -221,7 +221,7 @@ pub(super) const TURNS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use super::super::ranking::Ranking;
+    use super::super::scoring::Ranking;
     use super::*;
 
     #[test]

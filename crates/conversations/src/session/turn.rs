@@ -15,10 +15,10 @@ use super::layout::ChatLayout;
 use super::log::{RunningSave, StartedSave};
 use super::open_session::{OpenSession, stored_bytes};
 use super::parts::message_parts;
-use super::ranking::RankedQuestion;
 use super::record::TurnRecord;
 use super::report::{ContextReport, TurnAnswer};
 use super::residency::{feed, fits, promised_bytes};
+use super::scoring::RankedQuestion;
 use super::sessions::Sessions;
 use super::slots::SessionId;
 use super::undo::{DroppedTurns, TurnUndo, Undo, UndoOnDrop};
@@ -301,7 +301,7 @@ impl PreparedTurn {
             reread.push((number, start..start + tokens.len() as u64));
             prompt.extend(tokens);
         }
-        let backup = runtime.fork(sequence)?;
+        let backup = session.back_up(runtime, coming + prompt.len() as u64)?;
         let deferred = std::mem::take(&mut session.transcript.deferred);
         let mut context = session.context(&deferred.done, &deferred.recall, !has_encoder);
         session.decision.plan = context.plan.clone();

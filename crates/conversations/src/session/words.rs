@@ -4,8 +4,9 @@
 //! word in common is evidence of nothing: such a turn gets no rank, rather than a low one.
 //!
 //! Robertson and Zaragoza, *The Probabilistic Relevance Framework: BM25 and Beyond* (2009). A word that more than half of
-//! the turns have counts for nothing, so no list of stop words is needed, in any language.
+//! the turns have counts for nothing, and neither does one that only makes the text a question.
 
+use super::stems::{is_function_word, stem};
 use std::collections::BTreeMap;
 
 /// The usual parameters: how soon repeated words add nothing, and how much a long turn counts less.
@@ -19,37 +20,81 @@ const SCORE_MIN: f64 = std::f64::consts::LN_2;
 const SHARE_OF_BEST: f64 = 1.0 / 3.0;
 
 /// Words of a text: hashes, in ascending order. A word that occurs twice is there twice.
-pub(super) type WordHashes = Box<[u32]>;
+pub type WordHashes = Box<[u32]>;
 
-/// The words of a text, whatever their case.
-pub(super) fn words_of(text: &str) -> WordHashes {
+/// The words of a text, whatever their case and their usual endings.
+pub fn words_of(text: &str) -> WordHashes {
+    let mut hashes = hashes_of(text, |_| true);
+    hashes.sort_unstable();
+    hashes.into_boxed_slice()
+}
+
+/// One number for the words of a text.
+pub(super) fn words_hash(words: &[u32]) -> u64 {
+    let offset = 0xcbf2_9ce4_8422_2325u64;
+    let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+    bytes.fold(offset, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Words of a question that are written like names: with a capital letter inside a sentence. In ascending order, each
+/// once; none in scripts without capital letters.
+pub(super) fn names_of(question: &str) -> Vec<u32> {
+    let mut names = Vec::new();
+    let mut is_first = true;
+    for word in question.split_inclusive(|c: char| !c.is_alphanumeric()) {
+        let name = word.trim_end_matches(|c: char| !c.is_alphanumeric());
+        // A single letter is a word of every day ("I") or an initial.
+        let is_long = name.chars().nth(1).is_some();
+        if !is_first && is_long && name.starts_with(char::is_uppercase) {
+            names.extend(hashes_of(name, |_| true));
+        }
+        is_first = word.ends_with(['.', '?', '!', ':', '…']) || (is_first && name.is_empty());
+    }
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Of words in lower case that are wanted, in the order of the text.
+fn hashes_of(text: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
     let mut hashes = Vec::new();
-    let mut word = Fnv::default();
+    let mut end_word = |word: &mut String| {
+        if !word.is_empty() && is_wanted(word) {
+            stem(word);
+            hashes.push(fnv(word));
+        }
+        word.clear();
+    };
+    let mut word = String::new();
     let mut before: Option<char> = None;
     for c in text.chars() {
         if is_written_without_spaces(c) {
-            hashes.extend(word.take());
+            end_word(&mut word);
             // Two neighbours make a word.
             if let Some(before) = before.replace(c) {
-                word.add(before);
-                word.add(c);
-                hashes.extend(word.take());
+                word.extend([before, c]);
+                end_word(&mut word);
             }
             continue;
         }
         before = None;
         match c.is_alphanumeric() {
             // By way of the upper case, so that ς and σ are the same.
-            true => c
-                .to_uppercase()
-                .flat_map(char::to_lowercase)
-                .for_each(|c| word.add(c)),
-            false => hashes.extend(word.take()),
+            true => word.extend(c.to_uppercase().flat_map(char::to_lowercase)),
+            false => end_word(&mut word),
         }
     }
-    hashes.extend(word.take());
-    hashes.sort_unstable();
-    hashes.into_boxed_slice()
+    end_word(&mut word);
+    hashes
+}
+
+/// FNV-1a.
+fn fnv(word: &str) -> u32 {
+    word.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 /// Scripts without spaces between words: Chinese, Japanese, Thai, Lao, Burmese, Khmer.
@@ -57,24 +102,6 @@ fn is_written_without_spaces(c: char) -> bool {
     matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}'
         | '\u{3041}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}'
         | '\u{20000}'..='\u{3ffff}')
-}
-
-/// FNV-1a of the word so far; `None` before its first character.
-#[derive(Default)]
-struct Fnv(Option<u32>);
-
-impl Fnv {
-    fn add(&mut self, c: char) {
-        let mut bytes = [0; 4];
-        for &byte in c.encode_utf8(&mut bytes).as_bytes() {
-            let hash = self.0.unwrap_or(0x811c_9dc5) ^ u32::from(byte);
-            self.0 = Some(hash.wrapping_mul(0x0100_0193));
-        }
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        self.0.take()
-    }
 }
 
 fn count(words: &[u32], word: u32) -> usize {
@@ -129,15 +156,26 @@ pub(super) struct WordRanking {
     question: Vec<u32>,
     /// (word of the question): number of turns that have it.
     having: Vec<u32>,
+    /// (word of the question): whether it is written like a name.
+    is_name: Vec<bool>,
     turns: u32,
     words: u64,
 }
 
 impl WordRanking {
-    pub fn new(question: &str) -> WordRanking {
-        let mut question = words_of(question).into_vec();
+    /// With names apart they are left to [`Self::has_name`], and scores are of the other words.
+    pub fn new(question: &str, has_names_apart: bool) -> WordRanking {
+        let names = match has_names_apart {
+            true => names_of(question),
+            false => Vec::new(),
+        };
+        let mut question = hashes_of(question, |word| !is_function_word(word));
+        question.extend(&names);
+        question.sort_unstable();
         question.dedup();
+        let is_name = question.iter().map(|word| names.contains(word)).collect();
         WordRanking {
+            is_name,
             having: vec![0; question.len()],
             question,
             turns: 0,
@@ -159,33 +197,51 @@ impl WordRanking {
         }
     }
 
-    /// What a word of the question says about a turn that has it.
-    fn weight(&self, having: u32) -> f64 {
-        if having == 0 {
+    /// What a word of the question, by its place there, says about a turn that has it.
+    fn weight(&self, word: usize) -> f64 {
+        if self.having[word] == 0 || self.tells_apart(word) {
             return 0.0;
         }
-        let (having, turns) = (f64::from(having), f64::from(self.turns));
+        let (having, turns) = (f64::from(self.having[word]), f64::from(self.turns));
         ((turns - having + 0.5) / (having + 0.5)).ln().max(0.0)
+    }
+
+    /// Whether a word of the question is a name that some turns have. What more than a quarter of the turns name tells none
+    /// apart.
+    fn tells_apart(&self, word: usize) -> bool {
+        let having = u64::from(self.having[word]);
+        self.is_name[word] && (1..u64::from(self.turns)).contains(&(having * 4))
+    }
+
+    /// Whether the question has such a name.
+    pub fn has_names(&self) -> bool {
+        (0..self.question.len()).any(|word| self.tells_apart(word))
     }
 
     pub fn score(&self, words: &[u32]) -> f64 {
         let mean = self.words as f64 / f64::from(self.turns.max(1));
         let length = words.len() as f64 / mean.max(1.0);
-        let all = self.question.iter().zip(&self.having);
-        let scores = all.map(|(&word, &having)| match self.weight(having) {
-            0.0 => 0.0,
-            weight => {
-                let count = count(words, word) as f64;
-                weight * count * (K1 + 1.0) / (count + K1 * (1.0 - B + B * length))
+        let scores = self.question.iter().enumerate().map(|(i, &word)| {
+            let weight = self.weight(i);
+            if weight == 0.0 {
+                return 0.0;
             }
+            let count = count(words, word) as f64;
+            weight * count * (K1 + 1.0) / (count + K1 * (1.0 - B + B * length))
         });
         scores.sum()
+    }
+
+    /// Whether a turn has a name of the question.
+    pub fn has_name(&self, words: &[u32]) -> bool {
+        let mut question = self.question.iter().enumerate();
+        question.any(|(i, word)| self.tells_apart(i) && words.binary_search(word).is_ok())
     }
 
     /// Ranks of turns with these scores, as shares of the score that no turn exceeds; of the best `max` alone, and `None`
     /// where too little speaks for a turn. Of equals the newer; turns come oldest first.
     pub fn ranks(&self, scores: &[f64], max: usize) -> Vec<Option<f32>> {
-        let weights = self.having.iter().map(|&having| self.weight(having));
+        let weights = (0..self.question.len()).map(|word| self.weight(word));
         let limit = weights.sum::<f64>() * (K1 + 1.0);
         let best = scores.iter().copied().fold(0.0, f64::max);
         let least = SCORE_MIN.max(best * SHARE_OF_BEST);
@@ -205,7 +261,7 @@ mod tests {
 
     fn ranks(question: &str, turns: &[&str], max: usize) -> Vec<Option<f32>> {
         let turns: Vec<WordHashes> = turns.iter().map(|turn| words_of(turn)).collect();
-        let mut ranking = WordRanking::new(question);
+        let mut ranking = WordRanking::new(question, false);
         turns.iter().for_each(|turn| ranking.count(turn));
         let scores: Vec<f64> = turns.iter().map(|turn| ranking.score(turn)).collect();
         ranking.ranks(&scores, max)

@@ -109,6 +109,11 @@ impl StoredEmbedding {
         self.dot(other) as f32 / (self.length() * other.length())
     }
 
+    /// The values that the codes stand for.
+    pub fn values(&self) -> [f32; DIMENSIONS] {
+        self.codes.map(|code| f32::from(code) * self.scale)
+    }
+
     /// Of the codes.
     fn length(&self) -> f32 {
         (self.dot(self) as f32).sqrt()
