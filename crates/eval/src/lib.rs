@@ -26,6 +26,7 @@ pub mod stats;
 pub mod story;
 pub mod talk;
 pub mod task;
+pub mod told_facts;
 mod words;
 
 use haversack_engine::{LoadError, LoadOptions, Model, Repack};
