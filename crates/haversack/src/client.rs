@@ -9,7 +9,7 @@ use crate::notices::{NoticeReceiver, Notices};
 use crate::options::{EngineOptions, EventOptions};
 use crate::places::Places;
 use crate::report::{AnswerEvent, EventReceiver};
-use crate::sessions::{self, ConversationList, ConversationView, History, Rewound};
+use crate::sessions::{self, ConversationList, ConversationView, History, Rewound, SaidInTurn};
 use crate::thread::{self, Command, Device, EngineThread, Pressure, Pulse};
 use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
@@ -297,6 +297,33 @@ impl Client {
         number_read(events.recv())
     }
 
+    /// The likeliest first tokens of an answer with their log-probabilities, likeliest first.
+    pub(crate) async fn first_token(
+        &self,
+        request: Request,
+        likeliest: usize,
+    ) -> Result<Vec<(u32, f64)>, Error> {
+        let options = EventOptions {
+            // The token and the end.
+            max_behind: 2,
+            logprobs: Some(likeliest),
+            ..EventOptions::default()
+        };
+        let mut events = self.submit(vec![request], options).await?;
+        let mut first = Vec::new();
+        loop {
+            match events.next().await {
+                Some((_, AnswerEvent::Token { logprob, .. })) => {
+                    first = logprob.map(|logprob| logprob.top).unwrap_or_default();
+                }
+                Some((_, AnswerEvent::Finished { .. })) => return Ok(first),
+                Some((_, AnswerEvent::Failed(error))) => return Err(error),
+                Some(_) => {}
+                None => return Err(Error::CutOff),
+            }
+        }
+    }
+
     /// One of a bounded number of commands that wait; [`Error::Busy`] beyond that.
     fn ask<T: Send + 'static, E: Into<Error>>(
         &self,
@@ -442,6 +469,15 @@ impl Client {
         self.ask_session(name, move |runtime, all, id| {
             all.revoke(runtime, id, number)
         })
+    }
+
+    /// What the user said in a turn and in the one before it, and the facts that hold.
+    pub(crate) fn said<'a>(
+        &self,
+        name: impl Into<SessionName<'a>>,
+        turn: u64,
+    ) -> Reply<SaidInTurn> {
+        self.ask_session(name, move |_, all, id| sessions::said(all, id, turn))
     }
 
     /// States that hold, with their numbers.

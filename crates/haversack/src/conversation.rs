@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::found_facts::{FactSearch, FoundFact};
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Request;
@@ -122,6 +123,27 @@ impl Conversation {
     /// Replaces a fact that no longer holds; returns the new one's number.
     pub fn replace_fact(&self, number: u64, text: impl Into<String>) -> Result<u64, Error> {
         self.tell_fact(&text.into(), Some(number), None)
+    }
+
+    /// Looks for lasting facts in what the user said in a turn, as a background request. They hold once they are added
+    /// ([`Conversation::add_found_fact`]).
+    ///
+    /// ```no_run
+    /// # fn remember(anna: &haversack::Conversation, turn: u64) -> Result<(), haversack::Error> {
+    /// for fact in anna.find_facts(turn).run()? {
+    ///     println!("remembered: {}", fact.words());
+    ///     anna.add_found_fact(&fact)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn find_facts(&self, turn: u64) -> FactSearch {
+        FactSearch::new(self.client.clone(), self.name.clone(), turn)
+    }
+
+    /// Adds a fact that was found, in place of the one that it supersedes; returns its number.
+    pub fn add_found_fact(&self, fact: &FoundFact) -> Result<u64, Error> {
+        self.tell_fact(&fact.text, fact.supersedes, Some(fact.found_in))
     }
 
     fn tell_fact(

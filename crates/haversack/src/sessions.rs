@@ -96,6 +96,34 @@ pub(crate) fn view(
     })
 }
 
+/// What may tell a fact, and the facts so far.
+pub(crate) struct SaidInTurn {
+    pub text: String,
+    /// The message before it.
+    pub before: Option<String>,
+    pub facts: Vec<FactView>,
+}
+
+pub(crate) fn said(
+    sessions: &Sessions,
+    id: SessionId,
+    number: u64,
+) -> Result<SaidInTurn, SessionError> {
+    // A state says what a program knows.
+    let text = |number| -> Result<Option<String>, SessionError> {
+        let view = sessions.turn(id, number)?;
+        Ok((!view.turn.is_state).then_some(view.text))
+    };
+    let mut turns = sessions.turns(id)?.into_iter().rev();
+    let before = turns.find(|turn| turn.number < number && !turn.is_state);
+    let before = before.map(|turn| text(turn.number)).transpose()?;
+    Ok(SaidInTurn {
+        text: text(number)?.unwrap_or_default(),
+        before: before.flatten(),
+        facts: sessions.facts(id)?,
+    })
+}
+
 /// States that hold, with their numbers.
 pub(crate) fn states(
     scheduler: &mut Scheduler,
