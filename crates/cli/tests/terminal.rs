@@ -183,3 +183,49 @@ fn an_answer_is_drawn_in_a_terminal_only() {
         assert!(shown.contains(&in_terminal), "{environment:?}: {shown}");
     }
 }
+
+/// What lasts in what a user says is remembered while a session in a terminal waits, and the chat says so; with the flag, and in a pipe,
+/// it is not.
+#[test]
+fn a_session_in_a_terminal_remembers_what_lasts() {
+    let Some(model) = smollm2() else { return };
+    let sandbox = Sandbox::alone();
+    let said = "I work as a nurse in Ghent.\n";
+    let chat = |name: &'static str, more: &[&'static str]| {
+        let chat = [
+            "chat",
+            text(&model),
+            "-n",
+            "4",
+            "--no-encoder",
+            "--session",
+            name,
+        ];
+        [&chat[..], more].concat()
+    };
+    let typed = [
+        ("/help for help", said),
+        (
+            "remembered: I work as a nurse in Ghent. (fact 1;",
+            "/fact\n",
+        ),
+        ("  (turn 0)", "/quit\n"),
+    ];
+    let Some(shown) = seen(&sandbox, &chat("anna", &[]), &[], &typed) else {
+        return;
+    };
+    let listed = "   1  The user said: I work as a nurse in Ghent.  (turn 0)";
+    assert!(shown.contains(listed), "{shown}");
+    // Saved with the session.
+    let piped = sandbox.run_with(&chat("anna", &[]), "/fact\n");
+    assert!(piped.stdout.contains(listed), "{}", piped.stdout);
+    let off = [
+        ("/help for help", said),
+        ("(stopped", "/fact\n"),
+        ("> ", "/quit\n"),
+    ];
+    let shown = seen(&sandbox, &chat("ben", &["--no-auto-facts"]), &[], &off).unwrap();
+    assert!(!shown.contains("remembered"), "{shown}");
+    let piped = sandbox.run_with(&chat("carl", &[]), &format!("{said}Hello.\n/fact\n"));
+    assert!(!piped.stdout.contains("The user said"), "{}", piped.stdout);
+}

@@ -423,6 +423,10 @@ pub struct ChatArgs {
     #[arg(long)]
     pub no_save: bool,
 
+    /// Remember no facts that you did not tell with /fact [default: a session in a terminal remembers what you say of yourself]
+    #[arg(long)]
+    pub no_auto_facts: bool,
+
     /// Show answers as the model writes them, without bold, lists and code drawn
     #[arg(long)]
     pub plain: bool,

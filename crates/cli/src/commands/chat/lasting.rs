@@ -1,6 +1,8 @@
 //! A conversation saved to disk under a name, and the commands that only such sessions have.
 
+use super::lines::Print;
 use super::partner::{self, Partner, Slash, next_sample};
+use super::remember::Remembering;
 use crate::answer::Shown;
 use crate::args::{self, Switch};
 use crate::commands::session_page::ConversationPage;
@@ -38,11 +40,21 @@ pub struct Lasting {
     explain: bool,
     /// Answers are shown without styles.
     is_plain: bool,
+    /// `None`: facts are only told.
+    remembering: Option<Remembering>,
 }
+
+/// Requests whose prompts are kept: a search asks about a sentence, then compares it with three older ones.
+const SEARCH_PREFIXES: usize = 4;
 
 impl Lasting {
     /// `None` where the budget or the context has no room for two streams.
-    pub fn new(loaded: LoadedModel, args: &args::ChatArgs, home: &Home) -> Result<Option<Lasting>> {
+    pub fn new(
+        loaded: LoadedModel,
+        args: &args::ChatArgs,
+        home: &Home,
+        finds_facts: bool,
+    ) -> Result<Option<Lasting>> {
         let vocabulary = loaded.model.config().vocab;
         let usual = loaded.model.sampling();
         let sample = engine::sample_options(&args.sampling, vocabulary, Some(usual))?;
@@ -71,7 +83,8 @@ impl Lasting {
         let (model, limits) = (loaded.name(), sessions.limits());
         let in_memory = limits.persistent_max + limits.capacity;
         loaded.note_budget();
-        let (engine, _) = loaded.start(Some(sessions), 0)?;
+        let prefixes = if finds_facts { SEARCH_PREFIXES } else { 0 };
+        let (engine, _) = loaded.start(Some(sessions), prefixes)?;
         let name = match &args.session {
             Some(name) => name.clone(),
             None => fresh_name(&engine)?,
@@ -104,6 +117,7 @@ impl Lasting {
             show_stats: args.stats,
             explain: args.explain,
             is_plain: args.plain,
+            remembering: finds_facts.then(Remembering::default),
         }))
     }
 
@@ -202,6 +216,7 @@ impl Lasting {
         self.conversation.suspend().map_err(named)?;
         self.conversation = to;
         self.last = None;
+        self.look_through_no_more();
         out::note(&self.greeting()?);
         Ok(())
     }
@@ -312,8 +327,16 @@ impl Lasting {
             (None, Some((question, ..))) => question.clone(),
             (None, None) => return Err(usage("there is no question to regenerate")),
         };
+        self.look_through_no_more();
         self.conversation.retract()?;
         self.answer(&text)
+    }
+
+    /// Turns that were not looked through for facts are no longer there.
+    fn look_through_no_more(&mut self) {
+        if let Some(remembering) = &mut self.remembering {
+            remembering.clear();
+        }
     }
 
     fn set_system(&mut self, text: Option<&str>) -> Result<()> {
@@ -414,6 +437,13 @@ impl Partner for Lasting {
         partner::note_end(shown.finish, None);
         let read = self.conversation.stats()?.position.saturating_sub(before) as usize;
         let prompt_tokens = read.saturating_sub(shown.tokens.len());
+        let turn = match shown.report.context {
+            ContextSeen::Turn { number, .. } => number,
+            ContextSeen::Completion(_) => None,
+        };
+        if let (Some(remembering), Some(turn)) = (&mut self.remembering, turn) {
+            remembering.add(turn);
+        }
         self.last = Some((text.to_owned(), shown, prompt_tokens));
         if let Some(reason) = self.context().and_then(|context| context.unsaved.as_ref()) {
             out::note(&format!("(not saved: {})", one_line(&reason.to_string())));
@@ -485,6 +515,7 @@ impl Partner for Lasting {
                 self.regenerate(Some(text))?;
             }
             Slash::Clear => {
+                self.look_through_no_more();
                 while self.conversation.retract()?.is_some() {}
                 self.last = None;
             }
@@ -525,6 +556,18 @@ impl Partner for Lasting {
 
     fn model(&self) -> &Arc<Model> {
         self.engine.model()
+    }
+
+    fn waits(&mut self, printer: &mut dyn FnMut() -> Option<Print>) {
+        if let Some(remembering) = &mut self.remembering {
+            remembering.begin(&self.conversation, printer);
+        }
+    }
+
+    fn goes_on(&mut self) {
+        if let Some(remembering) = &mut self.remembering {
+            remembering.end();
+        }
     }
 }
 

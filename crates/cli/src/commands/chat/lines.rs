@@ -2,8 +2,8 @@
 
 use crate::out;
 use anyhow::{Context, Result, bail};
-use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use rustyline::{DefaultEditor, ExternalPrinter};
 use std::collections::VecDeque;
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::PathBuf;
@@ -13,6 +13,9 @@ const MORE: &str = ". ";
 const QUOTES: &str = "\"\"\"";
 /// Longer than any context; a pipe without line ends must not fill the memory.
 const TEXT_BYTES_MAX: usize = 16 << 20;
+
+/// Prints a line while another is being typed.
+pub type Print = Box<dyn FnMut(&str) + Send>;
 
 pub enum Input {
     Text(String),
@@ -58,6 +61,18 @@ impl Lines {
 
     pub fn is_terminal(&self) -> bool {
         matches!(self.source, Source::Terminal { .. })
+    }
+
+    /// Prints above the line that is being typed; `None` in a pipe, and where the terminal cannot.
+    pub fn printer(&mut self) -> Option<Print> {
+        let Source::Terminal { editor, .. } = &mut self.source else {
+            return None;
+        };
+        let mut printer = editor.create_external_printer().ok()?;
+        Some(Box::new(move |text| {
+            // A terminal that is gone shows nothing.
+            let _ = printer.print(format!("{text}\n"));
+        }))
     }
 
     /// The first text that `is_it` accepts, or none before the end. `next` returns it, and what came before it, again.

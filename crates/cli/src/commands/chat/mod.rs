@@ -10,6 +10,7 @@ mod files;
 mod lasting;
 mod lines;
 mod partner;
+mod remember;
 
 use super::session_page::ConversationPage;
 use super::{session, session_search};
@@ -78,7 +79,9 @@ pub fn chat(args: &args::ChatArgs, as_json: bool) -> Result<()> {
         if is_first && !args.sessions.no_encoder {
             offer_encoder(&mut lines, &home)?;
         }
-        match Lasting::new(load(args, &args.compute, Habits::SESSION)?, args, &home)? {
+        let finds_facts = lines.is_terminal() && !args.no_auto_facts;
+        let loaded = load(args, &args.compute, Habits::SESSION)?;
+        match Lasting::new(loaded, args, &home, finds_facts)? {
             Some(mut lasting) => {
                 if is_first && lines.is_terminal() && io::stdout().is_terminal() {
                     introduce(lasting.name(), &home);
@@ -149,7 +152,10 @@ fn introduce(name: &str, home: &Home) {
 fn converse(lines: &mut Lines, partner: &mut dyn Partner) -> Result<()> {
     let mut attached = Attachments::default();
     loop {
-        let text = match lines.next()? {
+        partner.waits(&mut || lines.printer());
+        let input = lines.next();
+        partner.goes_on();
+        let text = match input? {
             Input::Text(text) => text,
             Input::Nothing => continue,
             Input::End => return Ok(()),

@@ -1,5 +1,6 @@
 //! What a chat needs whether it is saved or not: the partner that answers, its commands, and an answer on the terminal.
 
+use super::lines::Print;
 use crate::answer::{self, Showing, Shown};
 use crate::engine::per_second;
 use crate::out;
@@ -29,6 +30,12 @@ pub trait Partner {
     fn page(&self) -> Result<String>;
 
     fn model(&self) -> &Arc<Model>;
+
+    /// The chat waits for a line. What is found meanwhile is printed.
+    fn waits(&mut self, _printer: &mut dyn FnMut() -> Option<Print>) {}
+
+    /// It has one.
+    fn goes_on(&mut self) {}
 }
 
 #[derive(Debug, PartialEq, Eq)]
