@@ -1,6 +1,6 @@
 //! An answer on its way: pieces of text as they come, then a report. Dropping it cancels the request.
 
-use crate::client::{AnswerEvents, Client};
+use crate::client::{AnswerEvents, AnswerStopper, Client};
 use crate::error::Error;
 use crate::report::{AnswerEvent, Report};
 use haversack_engine::runtime::Finish;
@@ -32,6 +32,7 @@ struct Progress {
     returned: usize,
     finish: Option<Finish>,
     report: Report,
+    stopper: AnswerStopper,
     /// The engine runs as long as an answer is read.
     _client: Arc<Client>,
 }
@@ -75,6 +76,7 @@ impl Progress {
 impl Answer {
     pub(crate) fn new(client: Arc<Client>, events: AnswerEvents) -> Answer {
         Answer(Progress {
+            stopper: events.stopper(),
             events: Some(events),
             returned: 0,
             finish: None,
@@ -96,6 +98,11 @@ impl Answer {
     /// What the answer saw, what left memory for it, what it cost. Complete once the answer has ended.
     pub fn report(&self) -> &Report {
         &self.0.report
+    }
+
+    /// What ends this answer from another thread, while this one waits for a piece. The last piece and the report still come.
+    pub fn stopper(&self) -> AnswerStopper {
+        self.0.stopper.clone()
     }
 
     /// The same answer as futures.
@@ -144,6 +151,11 @@ impl AnswerStream {
             text += &piece?;
         }
         Ok(text)
+    }
+
+    /// See [`Answer::stopper`].
+    pub fn stopper(&self) -> AnswerStopper {
+        self.0.stopper.clone()
     }
 
     /// See [`Answer::finish`].

@@ -526,6 +526,20 @@ impl Client {
         self.ask_session(name, |runtime, all, id| all.retract(runtime, id))
     }
 
+    /// Saves every conversation that is not being answered, and empties the prefix cache.
+    pub fn suspend_all(&self) -> Reply<()> {
+        self.ask(|thread| {
+            thread.driver.scheduler_mut().suspend_all();
+            Ok::<_, Error>(())
+        })
+    }
+
+    /// Gives up caches, then idle conversations, until this many bytes of the budget are free again or nothing is left to give
+    /// up; replies the bytes.
+    pub fn trim(&self, bytes: usize) -> Reply<usize> {
+        self.ask(move |thread| Ok::<_, Error>(thread.driver.scheduler_mut().trim(bytes)))
+    }
+
     /// Where every byte is, with the sequences of this owner.
     pub fn memory(&self, owner: Owner) -> Reply<MemoryReport> {
         self.ask(move |thread| Ok::<_, Error>(thread.driver.scheduler().memory_report(owner)))
@@ -636,6 +650,28 @@ impl DerefMut for AnswerEvents {
 
 impl AnswerEvents {
     /// Ends the answers where they are. Their last events still come: a turn is saved as far as it came.
+    pub fn stop(&self) {
+        self.stopper().stop();
+    }
+
+    /// The same for another thread, while this one waits for events.
+    pub fn stopper(&self) -> AnswerStopper {
+        AnswerStopper {
+            commands: self.commands.clone(),
+            ids: self.ids.clone(),
+        }
+    }
+}
+
+/// Ends answers from any thread, while another one reads them.
+#[derive(Clone)]
+pub struct AnswerStopper {
+    commands: Sender<Command>,
+    ids: Vec<RequestId>,
+}
+
+impl AnswerStopper {
+    /// Ends the answers where they are. Does nothing to those that are over.
     pub fn stop(&self) {
         let ids = self.ids.clone();
         let stop = move |thread: &mut EngineThread| thread.driver.stop(&ids);

@@ -3,11 +3,12 @@
 use crate::client::Client;
 use crate::error::Error;
 use crate::found_facts::{FactSearch, FoundFact};
+use crate::page::ConversationPage;
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Request;
 use haversack_conversations::session::{
-    FactView, SessionRead, SessionSettings, SessionStats, TurnView,
+    FactView, SessionError, SessionRead, SessionSettings, SessionStats, TurnView,
 };
 use haversack_memory::clock::now_ms;
 use std::sync::Arc;
@@ -240,6 +241,34 @@ impl Conversation {
     /// Saves the conversation and frees its memory; its next message opens it again.
     pub fn suspend(&self) -> Result<(), Error> {
         self.client.suspend(&self.name).wait()
+    }
+
+    /// Opens a suspended conversation before its next message does.
+    pub fn resume(&self) -> Result<(), Error> {
+        if !self.client.open(&self.name).wait()? {
+            let name = self.name.clone();
+            return Err(SessionError::NoSuchSession { name }.into());
+        }
+        Ok(())
+    }
+
+    /// Facts, states and turns as a page of Markdown.
+    pub fn export(&self) -> Result<String, Error> {
+        let view = self.view(usize::MAX)?;
+        let mut page = ConversationPage::new(&format!("Session {}", self.name));
+        for fact in &view.facts {
+            page.fact(fact.number, &fact.text);
+        }
+        for TurnView {
+            turn, text, answer, ..
+        } in &view.turns
+        {
+            match turn.is_state {
+                true => page.state(turn.number, text),
+                false => page.turn(turn.number, text, answer),
+            }
+        }
+        Ok(page.into_text())
     }
 
     /// Deletes the conversation and its file.

@@ -61,6 +61,9 @@ pub enum Error {
     /// The sentence encoder could not be loaded.
     #[error(transparent)]
     Encoder(#[from] EncoderError),
+    /// Texts are embedded by an encoder, and the engine was started without one.
+    #[error("there is no sentence encoder; an engine is started with the folder of one")]
+    NoEncoder,
     /// A text that the tokenizer cannot read.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
@@ -128,7 +131,7 @@ impl Error {
             Error::Grammar(_) => ErrorKind::InvalidInput,
             Error::Load(error) => of_load(error),
             Error::Runtime(error) => of_runtime(error),
-            Error::Encoder(_) => ErrorKind::Unsupported,
+            Error::Encoder(_) | Error::NoEncoder => ErrorKind::Unsupported,
             Error::Submit(error) => of_submit(error),
             Error::Session(error) => of_session(error),
             Error::Busy => ErrorKind::Busy,

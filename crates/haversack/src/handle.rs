@@ -5,6 +5,7 @@ use crate::conversation::ConversationBuilder;
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::options::EngineOptions;
+use crate::plan::MemoryPlan;
 use crate::prompt::Prompt;
 use crate::thread::Pressure;
 use haversack_conversations::scheduler::MemoryReport;
@@ -74,6 +75,13 @@ impl Engine {
         Prompt::tokens(self.0.clone(), tokens)
     }
 
+    /// The direction of a text as the engine's encoder sees it: similar texts have a large scalar product. Computed on the
+    /// caller's thread.
+    pub fn embed(&self, text: &str) -> Result<Vec<f32>, Error> {
+        let encoder = self.0.encoder().ok_or(Error::NoEncoder)?;
+        Ok(encoder.embed(text)?.values().to_vec())
+    }
+
     /// Where every byte of the budget is: the ledger, by conversation, zone and codec.
     pub fn memory(&self) -> Result<MemoryReport, Error> {
         self.0.memory(Owner::default()).wait()
@@ -92,6 +100,17 @@ impl Engine {
     /// Says how hot the device is, for systems that tell their applications.
     pub fn thermal(&self, thermal: Thermal) {
         self.0.set_thermal(Some(thermal));
+    }
+
+    /// Saves every conversation that is not being answered and frees its memory, for an app that goes to the background. The
+    /// next message of a conversation, or [`crate::Conversation::resume`], opens it again.
+    pub fn suspend(&self) -> Result<(), Error> {
+        self.0.suspend_all().wait()
+    }
+
+    /// Gives up caches, then idle conversations, until this many bytes are free; returns how many are.
+    pub fn trim(&self, bytes: usize) -> Result<usize, Error> {
+        self.0.trim(bytes).wait()
     }
 
     /// Counters and gauges as of the last step.
@@ -235,6 +254,11 @@ impl EngineBuilder {
     pub fn prefix_cache(mut self, requests: usize) -> EngineBuilder {
         self.options.prefix_cache = requests;
         self
+    }
+
+    /// What the model takes with these options, from its file's metadata alone: nothing is loaded.
+    pub fn plan(self) -> Result<MemoryPlan, Error> {
+        MemoryPlan::new(&self.path, self.load.context, &self.runtime, self.memory?)
     }
 
     /// Loads the model and starts the engine's thread.

@@ -55,7 +55,9 @@ mod handle;
 mod metrics;
 mod notices;
 mod options;
+mod page;
 mod places;
+mod plan;
 mod prompt;
 mod report;
 mod sessions;
@@ -66,7 +68,7 @@ mod thread;
 
 pub use answer::{Answer, AnswerStream};
 pub use channel::Reply;
-pub use client::{AnswerEvents, Client, EngineHealth, EngineStatus};
+pub use client::{AnswerEvents, AnswerStopper, Client, EngineHealth, EngineStatus};
 pub use conversation::{Conversation, ConversationBuilder};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind};
@@ -77,6 +79,8 @@ pub use haversack_conversations::session::{FactView, Owner, Requester, SessionNa
 pub use metrics::{CacheCounters, Metrics};
 pub use notices::{Notice, NoticeReceiver};
 pub use options::{EngineOptions, EventOptions};
+pub use page::ConversationPage;
+pub use plan::MemoryPlan;
 pub use prompt::Prompt;
 pub use report::{AnswerEvent, ContextSeen, EventReceiver, Logprob, Report};
 pub use sessions::{ConversationList, ConversationView, History, Rewound, VIEW_TURNS_MAX};

@@ -100,6 +100,19 @@ impl Default for ContextSeen {
     }
 }
 
+impl Report {
+    /// Bytes of keys and values that the answer ended with: of the whole conversation, or of the completion.
+    pub fn bytes(&self) -> u64 {
+        match &self.context {
+            ContextSeen::Completion(held) => {
+                let usage = &held.usage;
+                (usage.sinks_bytes + usage.near_bytes + usage.far_bytes) as u64
+            }
+            ContextSeen::Turn { context, .. } => context.bytes,
+        }
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.time.as_secs_f64();

@@ -19,7 +19,6 @@ pub mod score;
 pub mod serve;
 pub mod session;
 pub mod session_file;
-pub mod session_page;
 pub mod session_search;
 pub mod start;
 pub mod tokenize;

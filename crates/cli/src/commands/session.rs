@@ -1,12 +1,12 @@
 //! `session`: lists saved sessions, exports what they hold, searches them, deletes them. A damaged file is exported up to the damage.
 
 use super::session_file;
-use super::session_page::ConversationPage;
 use super::session_search::{self, Searched};
 use crate::args::{SessionArgs, SessionCommand, SessionExportArgs, SessionSearchArgs};
 use crate::error::{one_line, usage};
 use crate::{out, resolve, save};
 use anyhow::{Context, Result, anyhow};
+use haversack::ConversationPage;
 use haversack::engine::{LoadOptions, Model};
 use haversack::memory::bytes::human;
 use haversack::session::export::{SessionExport, TurnText};
@@ -189,9 +189,9 @@ fn search(args: &SessionSearchArgs, as_json: bool) -> Result<()> {
 fn markdown(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> String {
     let name = found.identity.iter().find(|(name, _)| name == "session");
     let name = name.map_or("", |(_, name)| name);
-    let mut page = ConversationPage::new(&format!("Session {name}"));
+    let mut page = ConversationPage::new(&one_line(&format!("Session {name}")));
     if let Some(damage) = &found.damage {
-        page.damage(path, damage);
+        page.damage(path, &one_line(damage));
     }
     for fact in &found.facts {
         page.fact(fact.number, &fact.text);

@@ -456,6 +456,12 @@ impl Scheduler {
         self.resources.suspend_all();
     }
 
+    /// Gives up the prefix cache, then idle sessions, until the ledger is `bytes` lower or nothing is left to give up. Returns by
+    /// how much it is lower.
+    pub fn trim(&mut self, bytes: usize) -> usize {
+        self.resources.trim(bytes)
+    }
+
     /// Charges bytes that no sequence holds to the budget, if they were promised to no request and a request still fits
     /// beside them.
     pub fn reserve_bytes(&mut self, bytes: usize) -> Result<(), SubmitError> {

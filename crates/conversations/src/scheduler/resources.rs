@@ -164,6 +164,17 @@ impl Resources {
         self.prefix_cache.close_continued(&mut self.runtime, key)
     }
 
+    /// Empties the prefix cache and suspends idle sessions until `bytes` have left the ledger, or all have. Returns the bytes.
+    pub fn trim(&mut self, bytes: usize) -> usize {
+        let before = self.runtime.ledger().total();
+        loop {
+            let freed = before.saturating_sub(self.runtime.ledger().total());
+            if freed >= bytes || !(self.evict_prefix() || self.suspend_one(None)) {
+                return freed;
+            }
+        }
+    }
+
     pub fn suspend_all(&mut self) {
         while self.evict_prefix() {}
         while self.suspend_one(None) {}

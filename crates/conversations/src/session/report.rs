@@ -27,6 +27,8 @@ pub struct ContextReport {
     pub evicted: u64,
     /// Visible and not recomputed.
     pub cached: u64,
+    /// Keys and values of the conversation in memory, the answer included; shared blocks count whole.
+    pub bytes: u64,
     /// Recomputed, because the ids alone were left.
     pub recomputed: u64,
     /// Parts that the message was read in, because it does not fit as a whole; 0 where it does.

@@ -418,13 +418,18 @@ impl PreparedTurn {
             .begin_save(runtime)
             .map(|save| TurnSave::Started(Box::new(save)));
         session.is_answering = true;
+        let held = runtime.stats(session.residency.sequence);
+        let context = ContextReport {
+            bytes: held.map_or(0, |stats| stats.bytes as u64),
+            ..self.context
+        };
         let answer = TurnAnswer {
             text: generation.text.clone(),
             tokens: generation.tokens.clone(),
             finish: generation.finish,
             turn: Some(number),
             generation,
-            context: self.context,
+            context,
         };
         Ok(EndedTurn {
             session: self.session,

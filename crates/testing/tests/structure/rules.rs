@@ -22,10 +22,11 @@ const STD_NAMES: [&str; 37] = [
 const FIELDS_MAX: usize = 14;
 
 /// Structs that may have more fields: each field is a name on a wire, a command line, or in a report. (name, why)
-const WIDE: [(&str, &str); 8] = [
+const WIDE: [(&str, &str); 9] = [
     ("CacheArgs", "flags of a command line"),
     ("CompareArgs", "flags of a command line"),
     ("CommonFields", "fields of a request on the wire"),
+    ("ContextReport", "a report"),
     ("SessionInspection", "a report"),
     ("SessionStats", "a report"),
     ("Metrics", "a report"),

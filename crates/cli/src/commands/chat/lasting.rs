@@ -5,7 +5,6 @@ use super::partner::{self, Partner, Slash, next_sample};
 use super::remember::Remembering;
 use crate::answer::Shown;
 use crate::args::{self, Switch};
-use crate::commands::session_page::ConversationPage;
 use crate::engine::{self, LoadedModel};
 use crate::error::{one_line, usage};
 use crate::{encoder, ledger, out};
@@ -537,21 +536,7 @@ impl Partner for Lasting {
     }
 
     fn page(&self) -> Result<String> {
-        let view = self.conversation.view(usize::MAX)?;
-        let mut page = ConversationPage::new(&format!("Session {}", self.conversation.name()));
-        for fact in &view.facts {
-            page.fact(fact.number, &fact.text);
-        }
-        for TurnView {
-            turn, text, answer, ..
-        } in &view.turns
-        {
-            match turn.is_state {
-                true => page.state(turn.number, text),
-                false => page.turn(turn.number, text, answer),
-            }
-        }
-        Ok(page.into_text())
+        Ok(self.conversation.export()?)
     }
 
     fn model(&self) -> &Arc<Model> {

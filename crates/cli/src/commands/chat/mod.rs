@@ -12,7 +12,6 @@ mod lines;
 mod partner;
 mod remember;
 
-use super::session_page::ConversationPage;
 use super::{session, session_search};
 use crate::answer::Shown;
 use crate::args::{self, Switch};
@@ -21,7 +20,6 @@ use crate::error::{Closed, one_line, usage};
 use crate::{encoder, ledger, out};
 use anyhow::{Context, Result, bail};
 use files::{Attachments, SaveAs};
-use haversack::Engine;
 use haversack::engine::Model;
 use haversack::engine::runtime::{KvLayout, SequenceUsage};
 use haversack::engine::sample::SampleOptions;
@@ -29,6 +27,7 @@ use haversack::scheduler::RequestReport;
 use haversack::session::layout::ChatLayout;
 use haversack::session::names;
 use haversack::text::template::Message;
+use haversack::{ConversationPage, Engine};
 use haversack_hub::home::Home;
 use lasting::Lasting;
 use lines::{Input, Lines};
@@ -481,7 +480,7 @@ impl Partner for Unsaved {
     }
 
     fn page(&self) -> Result<String> {
-        let mut page = ConversationPage::new(&format!("Chat with {}", self.name));
+        let mut page = ConversationPage::new(&one_line(&format!("Chat with {}", self.name)));
         page.fact(0, self.system.as_deref().unwrap_or_default());
         for (number, turn) in self.turns.chunks(2).enumerate() {
             if let [question, answer] = turn {

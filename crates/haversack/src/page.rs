@@ -1,17 +1,20 @@
-//! A conversation as a page of Markdown: what `session export` prints, and `/export` saves.
+//! A conversation as a page of Markdown: what [`crate::Conversation::export`] returns, `session export` prints and `/export`
+//! saves.
 
-use crate::error::one_line;
 use std::path::Path;
 
+/// A page that grows by facts, states and turns. Titles and what is said of damage are one line each.
 pub struct ConversationPage(String);
 
 impl ConversationPage {
+    /// Begins a page.
     pub fn new(title: &str) -> ConversationPage {
-        ConversationPage(format!("# {}\n\n", one_line(title)))
+        ConversationPage(format!("# {title}\n\n"))
     }
 
+    /// Says that the file is whole only up to here.
     pub fn damage(&mut self, path: &Path, damage: &str) {
-        let (path, damage) = (path.display(), one_line(damage));
+        let path = path.display();
         self.0 +=
             &format!("> The file {path} is damaged: {damage}. This is what comes before it.\n\n");
     }
@@ -23,15 +26,18 @@ impl ConversationPage {
         }
     }
 
+    /// Something that holds until it is replaced.
     pub fn state(&mut self, number: u64, text: &str) {
         self.0 += &format!("## State {number}\n\n{text}\n\n");
     }
 
+    /// A question and its answer.
     pub fn turn(&mut self, number: u64, question: &str, answer: &str) {
         self.0 +=
             &format!("## Turn {number}\n\n**User**\n\n{question}\n\n**Assistant**\n\n{answer}\n\n");
     }
 
+    /// The page as text.
     pub fn into_text(self) -> String {
         self.0
     }
