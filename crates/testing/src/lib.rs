@@ -10,6 +10,7 @@ pub mod heap;
 mod journal;
 pub mod models;
 pub mod quota;
+pub mod suite;
 
 pub use arena::ArenaFaults;
 pub use journal::{DiskCall, DiskFault, JournalFaults};
