@@ -22,11 +22,13 @@ const STD_NAMES: [&str; 37] = [
 const FIELDS_MAX: usize = 14;
 
 /// Structs that may have more fields: each field is a name on a wire, a command line, or in a report. (name, why)
-const WIDE: [(&str, &str); 9] = [
+const WIDE: [(&str, &str); 11] = [
     ("CacheArgs", "flags of a command line"),
     ("CompareArgs", "flags of a command line"),
     ("CommonFields", "fields of a request on the wire"),
     ("ContextReport", "a report"),
+    ("haversack_memory", "a structure of the C header"),
+    ("haversack_prompt_options", "a structure of the C header"),
     ("SessionInspection", "a report"),
     ("SessionStats", "a report"),
     ("Metrics", "a report"),
