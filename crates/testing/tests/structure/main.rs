@@ -15,7 +15,7 @@ use std::process::Command;
 
 /// Our crates from the ground up: folder, package, and whether it may hold `unsafe`. A crate uses what stands above it in
 /// this list, never below.
-const CRATES: [(&str, &str, bool); 15] = [
+const CRATES: [(&str, &str, bool); 16] = [
     ("kernels", "haversack-kernels", true),
     ("memory", "haversack-memory", true),
     ("gguf", "haversack-gguf", false),
@@ -31,6 +31,7 @@ const CRATES: [(&str, &str, bool); 15] = [
     ("cli", "haversack-cli", false),
     // Reads and writes through the pointers of its callers.
     ("c", "haversack-c", true),
+    ("python", "haversack-python", false),
     ("testing", "haversack-testing", true),
 ];
 
