@@ -295,6 +295,84 @@ static void calls_after_close(const char *model) {
     haversack_conversation_free(talk);
 }
 
+/* What may come of a call while others change the same conversation. */
+static void allowed(haversack_status status, haversack_error *error) {
+    int is_allowed = status == HAVERSACK_STATUS_OK || status == HAVERSACK_STATUS_NOT_FOUND || status == HAVERSACK_STATUS_CONFLICT ||
+                     status == HAVERSACK_STATUS_BUSY || status == HAVERSACK_STATUS_CANCELLED;
+    if (!is_allowed) fprintf(stderr, "%s: %s\n", haversack_status_name((int32_t)status), haversack_error_text(error));
+    CHECK(is_allowed);
+    haversack_error_free(error);
+}
+
+struct crowd {
+    haversack_engine *engine;
+    haversack_conversation *shared;
+    unsigned seed;
+};
+
+/* Calls at random, on one conversation that all threads share. */
+static void *calls(void *arguments) {
+    struct crowd *crowd = arguments;
+    unsigned random = crowd->seed;
+    for (int i = 0; i < 25; i++) {
+        haversack_error *error = NULL;
+        haversack_answer *answer = NULL;
+        haversack_turns *turns = NULL;
+        haversack_page *page = NULL;
+        haversack_memory memory;
+        const char *piece;
+        haversack_prompt_options options = {0};
+        random = random * 1664525u + 1013904223u;
+        options.max_tokens = 12;
+        options.ignore_end = 1;
+        switch (random >> 29) {
+        case 0:
+        case 1:
+            allowed(haversack_conversation_say(crowd->shared, "Hello.", &options, &answer, &error), error);
+            error = NULL;
+            if (answer != NULL) allowed(haversack_answer_next(answer, &piece, NULL, &error), error);
+            if (answer != NULL && i % 2 == 0) CHECK(haversack_answer_cancel(answer, NULL) == HAVERSACK_STATUS_OK);
+            haversack_answer_free(answer);
+            break;
+        case 2:
+            allowed(haversack_engine_complete(crowd->engine, "a", &options, &answer, &error), error);
+            haversack_answer_free(answer);
+            break;
+        case 3:
+            allowed(haversack_conversation_turns(crowd->shared, &turns, &error), error);
+            haversack_turns_free(turns);
+            break;
+        case 4: allowed(haversack_conversation_undo(crowd->shared, NULL, &error), error); break;
+        case 5:
+            allowed(haversack_conversation_export(crowd->shared, &page, &error), error);
+            haversack_page_free(page);
+            break;
+        case 6: allowed(haversack_engine_memory(crowd->engine, &memory, &error), error); break;
+        default: allowed(haversack_engine_trim(crowd->engine, 1000, NULL, &error), error); break;
+        }
+    }
+    return crowd;
+}
+
+static void many_threads(const char *model) {
+    enum { THREADS = 12 };
+    struct crowd crowds[THREADS];
+    pthread_t running[THREADS];
+    haversack_engine *engine = opened(model);
+    haversack_conversation *shared = NULL;
+    size_t handles = 0;
+    DONE(haversack_engine_conversation(engine, "shared", NULL, &shared, &error));
+    for (unsigned i = 0; i < THREADS; i++) {
+        crowds[i] = (struct crowd){engine, shared, i};
+        CHECK(pthread_create(&running[i], NULL, calls, &crowds[i]) == 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) CHECK(pthread_join(running[i], NULL) == 0);
+    haversack_conversation_free(shared);
+    DONE(haversack_engine_handles(engine, &handles, &error));
+    CHECK(handles == 0);
+    haversack_engine_free(engine);
+}
+
 /* Open, say, cancel, close: again and again, every fiftieth time with an engine of its own. */
 static void cycles(const char *model, int count) {
     int before = threads();
@@ -339,6 +417,7 @@ int main(int count, char **arguments) {
     wrong_calls(engine);
     haversack_engine_free(engine);
     calls_after_close(arguments[1]);
+    many_threads(arguments[1]);
     cycles(arguments[1], count > 2 ? atoi(arguments[2]) : 1000);
     puts("every wrong call was refused; nothing is left");
     return 0;

@@ -236,7 +236,7 @@ class Threads(unittest.TestCase):
             "except KeyboardInterrupt:\n"
             "    print('interrupted')\n"
         )
-        output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+        output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
         self.assertEqual((output.stdout, output.stderr, output.returncode), ("interrupted\n", "", 0))
 
     @unittest.skipUnless(hasattr(os, "fork"), "no fork here")
@@ -245,6 +245,8 @@ class Threads(unittest.TestCase):
             anna = engine.conversation("anna")
             child = os.fork()
             if child == 0:
+                # Rather than waiting for a thread that is not there.
+                signal.alarm(60)
                 code = 1
                 try:
                     anna.turns()
