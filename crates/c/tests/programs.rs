@@ -51,10 +51,11 @@ fn compiler(source: &str) -> Option<(&'static str, &'static str)> {
     None
 }
 
-/// Compiles a source of `bindings/c` with all warnings into a program.
+/// Compiles a source of `bindings/c`, or of another folder where it has one, with all warnings into a program.
 fn compiled(dir: &Path, source: &str) -> Option<PathBuf> {
     let (compiler, standard) = compiler(source)?;
-    let program = dir.join(source.replace(['/', '.'], "-"));
+    let name = Path::new(source).file_name().unwrap();
+    let program = dir.join(name.to_str().unwrap().replace('.', "-"));
     let mut command = Command::new(compiler);
     command
         .args([standard, "-O1", "-g", "-pthread"])
@@ -147,6 +148,27 @@ fn the_examples_talk() {
     }
     answers.dedup();
     assert!(answers.len() <= 1, "{answers:?}");
+}
+
+/// The first program of the guide, as it is there.
+#[test]
+fn the_program_of_the_guide_talks() {
+    let dir = tempfile::tempdir().unwrap();
+    let guide = folder().join("../../docs/guide/c.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let (_, program) = guide.split_once("```c\n").unwrap();
+    let (program, _) = program.split_once("```\n").unwrap();
+    let source = dir.path().join("first.c");
+    std::fs::write(&source, program).unwrap();
+    std::fs::rename(suite::model(dir.path()), dir.path().join("model.gguf")).unwrap();
+    if let Some(program) = compiled(dir.path(), source.to_str().unwrap()) {
+        let output = command(&program).current_dir(dir.path()).output().unwrap();
+        assert!(
+            output.status.success() && !output.stdout.is_empty(),
+            "{output:?}"
+        );
+        assert!(dir.path().join("sessions/anna.session").exists());
+    }
 }
 
 /// By itself, in both languages.

@@ -16,8 +16,11 @@ use std::process::Command;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [model, table, sessions, part] = arguments.as_slice() {
-        return run(model, table, sessions, part.parse().unwrap());
+    // Other arguments are those of a test program, such as a filter.
+    if let [model, table, sessions, part] = arguments.as_slice()
+        && let Ok(part) = part.parse()
+    {
+        return run(model, table, sessions, part);
     }
     let dir = tempfile::tempdir().unwrap();
     let this = std::env::current_exe().unwrap();
