@@ -8,7 +8,8 @@
  * - a text is UTF-8 and ends with a zero byte; a pointer to a structure or a result points to one, or is null where that
  *   is allowed.
  *
- * The library keeps no global state and calls nothing of the caller's. Each function says which threads may call it.
+ * The library keeps no global state but a count of the bytes on its heap, and calls nothing of the caller's. Each function
+ * says which threads may call it.
  * Structures may grow with each 0.x version: compile with the header of the library that is linked.
  */
 

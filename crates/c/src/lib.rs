@@ -1,8 +1,8 @@
 //! The C interface: what [`haversack::Engine`], its conversations and answers do, as functions on opaque handles.
 //!
-//! It decides nothing and keeps no global state. Every function checks its pointers and texts, calls the library, and returns a
-//! status; a panic becomes one too. Nothing of the caller's is ever called, so nothing of it runs on the engine's thread. Names are
-//! those of the header `bindings/c/haversack.h`, which `.ci/bindings` makes from this crate.
+//! It decides nothing and keeps no global state but the count of its heap. Every function checks its pointers and texts, calls
+//! the library, and returns a status; a panic becomes one too. Nothing of the caller's is ever called, so nothing of it runs on the
+//! engine's thread. Names are those of the header `bindings/c/haversack.h`, which `.ci/bindings` makes from this crate.
 //!
 //! The only `unsafe` is reading and writing through the caller's pointers. What the caller owes is the same everywhere and is
 //! said once, here and at the top of the header:
