@@ -7,11 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Prints what went wrong, if something did. */
-static int failed(haversack_status status, haversack_error *error) {
+/* Prints what went wrong, if something did. The error is looked at behind the call that makes it, so its place is passed. */
+static int failed(haversack_status status, haversack_error **error) {
     if (status == HAVERSACK_STATUS_OK) return 0;
-    fprintf(stderr, "error: %s (%s)\n", haversack_error_text(error), haversack_status_name((int32_t)status));
-    haversack_error_free(error);
+    fprintf(stderr, "error: %s (%s)\n", haversack_error_text(*error), haversack_status_name((int32_t)status));
+    haversack_error_free(*error);
     return 1;
 }
 
@@ -23,9 +23,9 @@ static int say(haversack_conversation *anna, const char *line) {
     const char *piece = NULL;
     haversack_prompt_options options = {0};
     options.max_tokens = 200;
-    if (failed(haversack_conversation_say(anna, line, &options, &answer, &error), error)) return 1;
+    if (failed(haversack_conversation_say(anna, line, &options, &answer, &error), &error)) return 1;
     for (;;) {
-        if (failed(haversack_answer_next(answer, &piece, NULL, &error), error)) break;
+        if (failed(haversack_answer_next(answer, &piece, NULL, &error), &error)) break;
         if (piece == NULL) break;
         fputs(piece, stdout);
         fflush(stdout);
@@ -50,8 +50,8 @@ int main(int count, char **arguments) {
     }
     options.memory = "64M";
     options.sessions_dir = arguments[2];
-    if (failed(haversack_engine_open(arguments[1], &options, &engine, &error), error)) return 1;
-    if (failed(haversack_engine_conversation(engine, "anna", "You answer in one sentence.", &anna, &error), error)) {
+    if (failed(haversack_engine_open(arguments[1], &options, &engine, &error), &error)) return 1;
+    if (failed(haversack_engine_conversation(engine, "anna", "You answer in one sentence.", &anna, &error), &error)) {
         haversack_engine_free(engine);
         return 1;
     }

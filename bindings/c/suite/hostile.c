@@ -296,12 +296,13 @@ static void calls_after_close(const char *model) {
 }
 
 /* What may come of a call while others change the same conversation. */
-static void allowed(haversack_status status, haversack_error *error) {
+static void allowed(haversack_status status, haversack_error **error) {
     int is_allowed = status == HAVERSACK_STATUS_OK || status == HAVERSACK_STATUS_NOT_FOUND || status == HAVERSACK_STATUS_CONFLICT ||
                      status == HAVERSACK_STATUS_BUSY || status == HAVERSACK_STATUS_CANCELLED;
-    if (!is_allowed) fprintf(stderr, "%s: %s\n", haversack_status_name((int32_t)status), haversack_error_text(error));
+    if (!is_allowed) fprintf(stderr, "%s: %s\n", haversack_status_name((int32_t)status), haversack_error_text(*error));
     CHECK(is_allowed);
-    haversack_error_free(error);
+    haversack_error_free(*error);
+    *error = NULL;
 }
 
 struct crowd {
@@ -328,27 +329,26 @@ static void *calls(void *arguments) {
         switch (random >> 29) {
         case 0:
         case 1:
-            allowed(haversack_conversation_say(crowd->shared, "Hello.", &options, &answer, &error), error);
-            error = NULL;
-            if (answer != NULL) allowed(haversack_answer_next(answer, &piece, NULL, &error), error);
+            allowed(haversack_conversation_say(crowd->shared, "Hello.", &options, &answer, &error), &error);
+            if (answer != NULL) allowed(haversack_answer_next(answer, &piece, NULL, &error), &error);
             if (answer != NULL && i % 2 == 0) CHECK(haversack_answer_cancel(answer, NULL) == HAVERSACK_STATUS_OK);
             haversack_answer_free(answer);
             break;
         case 2:
-            allowed(haversack_engine_complete(crowd->engine, "a", &options, &answer, &error), error);
+            allowed(haversack_engine_complete(crowd->engine, "a", &options, &answer, &error), &error);
             haversack_answer_free(answer);
             break;
         case 3:
-            allowed(haversack_conversation_turns(crowd->shared, &turns, &error), error);
+            allowed(haversack_conversation_turns(crowd->shared, &turns, &error), &error);
             haversack_turns_free(turns);
             break;
-        case 4: allowed(haversack_conversation_undo(crowd->shared, NULL, &error), error); break;
+        case 4: allowed(haversack_conversation_undo(crowd->shared, NULL, &error), &error); break;
         case 5:
-            allowed(haversack_conversation_export(crowd->shared, &page, &error), error);
+            allowed(haversack_conversation_export(crowd->shared, &page, &error), &error);
             haversack_page_free(page);
             break;
-        case 6: allowed(haversack_engine_memory(crowd->engine, &memory, &error), error); break;
-        default: allowed(haversack_engine_trim(crowd->engine, 1000, NULL, &error), error); break;
+        case 6: allowed(haversack_engine_memory(crowd->engine, &memory, &error), &error); break;
+        default: allowed(haversack_engine_trim(crowd->engine, 1000, NULL, &error), &error); break;
         }
     }
     return crowd;

@@ -143,7 +143,10 @@ fn the_examples_talk() {
         let wrong = command(&program).args(["absent.gguf", "sessions"]).output();
         let wrong = wrong.unwrap();
         let error = String::from_utf8_lossy(&wrong.stderr);
-        assert!(error.contains("(not_found)"), "{error}");
+        assert!(
+            error.contains("absent.gguf") && error.contains("(not_found)"),
+            "{error}"
+        );
         assert_eq!(wrong.status.code(), Some(1));
     }
     answers.dedup();
