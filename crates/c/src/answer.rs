@@ -1,8 +1,8 @@
 //! An answer on its way: the caller pulls pieces of text, then a report.
 
-use crate::error::{guard, haversack_error, haversack_status};
+use crate::error::{guard, haversack_error, haversack_status, returning, returning_optional};
 use crate::owned::{self, Text};
-use crate::pointer::{self, Place, handle};
+use crate::pointer::{self, handle};
 use haversack::engine::runtime::Finish;
 use haversack::{Answer, AnswerStopper, ContextSeen};
 use std::ffi::c_char;
@@ -149,23 +149,21 @@ pub unsafe extern "C" fn haversack_answer_next(
     length: *mut usize,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(text, "text")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let mut reading = unsafe { handle(answer, "answer") }?.reading();
         let next = reading.answer.next().transpose()?;
         let has_ended = next.is_none();
         reading.piece = Text::with_length(next.unwrap_or_default());
         // SAFETY: as the caller promises.
-        unsafe {
-            place.write(match has_ended {
-                true => ptr::null(),
-                false => reading.piece.bytes(),
-            });
-            pointer::write_optional(length, reading.piece.len());
-        }
-        Ok(())
-    })
+        unsafe { pointer::write_optional(length, reading.piece.len()) };
+        Ok(match has_ended {
+            true => ptr::null(),
+            false => reading.piece.bytes(),
+        })
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(text, "text", error, body) }
 }
 
 /// Waits for the end of the answer; `text` becomes what is left of it, and is never null. Otherwise as `haversack_answer_next`.
@@ -179,18 +177,16 @@ pub unsafe extern "C" fn haversack_answer_text(
     length: *mut usize,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(text, "text")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let mut reading = unsafe { handle(answer, "answer") }?.reading();
         reading.piece = Text::with_length(reading.answer.text()?);
         // SAFETY: as the caller promises.
-        unsafe {
-            place.write(reading.piece.bytes());
-            pointer::write_optional(length, reading.piece.len());
-        }
-        Ok(())
-    })
+        unsafe { pointer::write_optional(length, reading.piece.len()) };
+        Ok(reading.piece.bytes())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(text, "text", error, body) }
 }
 
 /// Ends the answer where it is: what is left of it can be read, its report says so, and a conversation keeps it so far. Does nothing
@@ -221,14 +217,13 @@ pub unsafe extern "C" fn haversack_answer_report(
     report: *mut haversack_report,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(report, "report")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let reading = unsafe { handle(answer, "answer") }?.reading();
-        // SAFETY: as the caller promises.
-        unsafe { place.write(haversack_report::of(&reading.answer)) };
-        Ok(())
-    })
+        Ok(haversack_report::of(&reading.answer))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(report, "report", error, body) }
 }
 
 /// The turns that came back for this answer. Writes at most `capacity` numbers, and to `count` how many there are. Any thread;
@@ -244,7 +239,7 @@ pub unsafe extern "C" fn haversack_answer_recalled(
     count: *mut usize,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
+    let body = || {
         // SAFETY: as the caller promises.
         let reading = unsafe { handle(answer, "answer") }?.reading();
         let recalled: &[u64] = match &reading.answer.report().context {
@@ -252,12 +247,10 @@ pub unsafe extern "C" fn haversack_answer_recalled(
             ContextSeen::Turn { context, .. } => &context.recalled,
         };
         // SAFETY: as the caller promises.
-        unsafe {
-            let written = pointer::write_list(turns, capacity, recalled, "turns")?;
-            pointer::write_optional(count, written);
-        }
-        Ok(())
-    })
+        unsafe { pointer::write_list(turns, capacity, recalled, "turns") }
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning_optional(count, error, body) }
 }
 
 /// Frees the answer, and cancels it if it goes on; null is nothing to free. Any thread, once, while no other call uses the handle.

@@ -1,11 +1,11 @@
 //! Conversations: messages, facts, turns, and what becomes of them.
 
 use crate::answer::haversack_answer;
-use crate::error::{guard, haversack_error, haversack_status};
+use crate::error::{guard, haversack_error, haversack_status, returning, returning_optional};
 use crate::lists::{haversack_facts, haversack_page, haversack_turns};
 use crate::options::haversack_prompt_options;
 use crate::owned::{self, boxed};
-use crate::pointer::{self, Place, handle, text};
+use crate::pointer::{handle, text};
 use haversack::Conversation;
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -45,8 +45,7 @@ pub unsafe extern "C" fn haversack_conversation_say(
     answer: *mut *mut haversack_answer,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(answer, "answer")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let (handle, message) = unsafe {
             (
@@ -58,10 +57,10 @@ pub unsafe extern "C" fn haversack_conversation_say(
         // SAFETY: as the caller promises.
         let prompt = unsafe { haversack_prompt_options::apply(options, prompt) }?;
         let sent = haversack_answer::new(prompt.send()?, handle.live.clone());
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(sent)) };
-        Ok(())
-    })
+        Ok(boxed(sent))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(answer, "answer", error, body) }
 }
 
 /// Facts that hold. Any thread, at the same time as any other call.
@@ -74,15 +73,14 @@ pub unsafe extern "C" fn haversack_conversation_facts(
     facts: *mut *mut haversack_facts,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(facts, "facts")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let handle = unsafe { handle(conversation, "conversation") }?;
         let found = haversack_facts::new(handle.conversation.facts()?);
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(found)) };
-        Ok(())
-    })
+        Ok(boxed(found))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(facts, "facts", error, body) }
 }
 
 /// Adds a fact that every answer sees; writes its number to `number`, which may be null. Any thread, at the same time as any
@@ -97,15 +95,15 @@ pub unsafe extern "C" fn haversack_conversation_add_fact(
     number: *mut u64,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
+    let body = || {
         // SAFETY: as the caller promises.
         let (handle, fact) =
             unsafe { (handle(conversation, "conversation")?, text(fact, "fact")?) };
         let added = handle.conversation.add_fact(fact)?;
-        // SAFETY: as the caller promises.
-        unsafe { pointer::write_optional(number, added) };
-        Ok(())
-    })
+        Ok(added)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning_optional(number, error, body) }
 }
 
 /// Replaces a fact that no longer holds; writes the new one's number to `number`, which may be null. Any thread, at the same time
@@ -121,15 +119,15 @@ pub unsafe extern "C" fn haversack_conversation_replace_fact(
     number: *mut u64,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
+    let body = || {
         // SAFETY: as the caller promises.
         let (handle, fact) =
             unsafe { (handle(conversation, "conversation")?, text(fact, "fact")?) };
         let added = handle.conversation.replace_fact(old, fact)?;
-        // SAFETY: as the caller promises.
-        unsafe { pointer::write_optional(number, added) };
-        Ok(())
-    })
+        Ok(added)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning_optional(number, error, body) }
 }
 
 /// Answers do not see this fact any more. Any thread, at the same time as any other call.
@@ -159,15 +157,14 @@ pub unsafe extern "C" fn haversack_conversation_turns(
     turns: *mut *mut haversack_turns,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(turns, "turns")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let handle = unsafe { handle(conversation, "conversation") }?;
         let found = haversack_turns::new(handle.conversation.turns()?);
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(found)) };
-        Ok(())
-    })
+        Ok(boxed(found))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(turns, "turns", error, body) }
 }
 
 /// The next answer sees this turn, wherever it is. Any thread, at the same time as any other call.
@@ -198,14 +195,14 @@ pub unsafe extern "C" fn haversack_conversation_undo(
     turn: *mut i64,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
+    let body = || {
         // SAFETY: as the caller promises.
         let handle = unsafe { handle(conversation, "conversation") }?;
         let undone = handle.conversation.retract()?;
-        // SAFETY: as the caller promises.
-        unsafe { pointer::write_optional(turn, undone.map_or(-1, |turn| turn as i64)) };
-        Ok(())
-    })
+        Ok(undone.map_or(-1, |turn| turn as i64))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning_optional(turn, error, body) }
 }
 
 /// A second conversation that goes on from here under another name. Any thread, at the same time as any other call.
@@ -219,17 +216,16 @@ pub unsafe extern "C" fn haversack_conversation_fork(
     fork: *mut *mut haversack_conversation,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(fork, "fork")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let (handle, name) =
             unsafe { (handle(conversation, "conversation")?, text(name, "name")?) };
         let forked = handle.conversation.fork(name)?;
         let forked = haversack_conversation::new(forked, handle.live.clone());
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(forked)) };
-        Ok(())
-    })
+        Ok(boxed(forked))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(fork, "fork", error, body) }
 }
 
 /// Saves the conversation and frees its memory; its next message opens it again. Any thread, at the same time as any other call.
@@ -274,15 +270,14 @@ pub unsafe extern "C" fn haversack_conversation_export(
     page: *mut *mut haversack_page,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(page, "page")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let handle = unsafe { handle(conversation, "conversation") }?;
         let made = haversack_page::new(handle.conversation.export()?);
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(made)) };
-        Ok(())
-    })
+        Ok(boxed(made))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(page, "page", error, body) }
 }
 
 /// Deletes the conversation and its file. The handle remains to be freed; later calls on it return

@@ -2,11 +2,13 @@
 
 use crate::answer::haversack_answer;
 use crate::conversation::haversack_conversation;
-use crate::error::{Failure, guard, haversack_error, haversack_status};
-use crate::lists::{haversack_conversations, listed};
+use crate::error::{
+    Failure, guard, haversack_error, haversack_status, returning, returning_optional,
+};
+use crate::lists::haversack_conversations;
 use crate::options::{haversack_engine_options, haversack_prompt_options};
 use crate::owned::{self, boxed};
-use crate::pointer::{self, Place, handle, optional_text, size, text};
+use crate::pointer::{self, handle, optional_text, size, text};
 use haversack::engine::device::Thermal;
 use haversack::{Engine, MemoryPlan, MemoryReport, Pressure};
 use std::ffi::c_char;
@@ -156,15 +158,14 @@ pub unsafe extern "C" fn haversack_plan_model(
     plan: *mut haversack_plan,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(plan, "plan")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let builder = unsafe { haversack_engine_options::builder(model, options) }?;
         let made = builder.plan()?;
-        // SAFETY: as the caller promises.
-        unsafe { place.write(made.into()) };
-        Ok(())
-    })
+        Ok(made.into())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(plan, "plan", error, body) }
 }
 
 /// Loads a model and starts its engine; takes seconds where the model is large or new here. Any thread.
@@ -178,18 +179,17 @@ pub unsafe extern "C" fn haversack_engine_open(
     engine: *mut *mut haversack_engine,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(engine, "engine")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let builder = unsafe { haversack_engine_options::builder(model, options) }?;
         let opened = haversack_engine {
             engine: builder.start()?,
             live: Arc::new(()),
         };
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(opened)) };
-        Ok(())
-    })
+        Ok(boxed(opened))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(engine, "engine", error, body) }
 }
 
 /// Refuses new answers, waits for those that run, saves every conversation. Later calls on the engine, its conversations and
@@ -230,15 +230,13 @@ pub unsafe extern "C" fn haversack_engine_handles(
     handles: *mut usize,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(handles, "handles")?;
+    let body = || {
         // SAFETY: as the caller promises.
-        unsafe {
-            let engine = handle(engine, "engine")?;
-            place.write(Arc::strong_count(&engine.live) - 1);
-        }
-        Ok(())
-    })
+        let engine = unsafe { handle(engine, "engine") }?;
+        Ok(Arc::strong_count(&engine.live) - 1)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(handles, "handles", error, body) }
 }
 
 /// Goes on with the conversation of this name, or begins it; `system` is what a new one begins with, or null. Reading that can
@@ -254,8 +252,7 @@ pub unsafe extern "C" fn haversack_engine_conversation(
     conversation: *mut *mut haversack_conversation,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(conversation, "conversation")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let (engine, name, system) = unsafe {
             (
@@ -267,10 +264,10 @@ pub unsafe extern "C" fn haversack_engine_conversation(
         let builder = engine.engine.conversation(name);
         let opened = builder.system(system.unwrap_or_default()).open()?;
         let opened = haversack_conversation::new(opened, engine.live.clone());
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(opened)) };
-        Ok(())
-    })
+        Ok(boxed(opened))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(conversation, "conversation", error, body) }
 }
 
 /// The conversations that have a file. Any thread, at the same time as any other call.
@@ -283,15 +280,14 @@ pub unsafe extern "C" fn haversack_engine_conversations(
     conversations: *mut *mut haversack_conversations,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(conversations, "conversations")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let engine = unsafe { handle(engine, "engine") }?;
-        let found = listed(engine.engine.conversations()?);
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(found)) };
-        Ok(())
-    })
+        let found = haversack_conversations::new(engine.engine.conversations()?);
+        Ok(boxed(found))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(conversations, "conversations", error, body) }
 }
 
 /// Starts to go on with a text, outside of any conversation; `haversack_answer_next` reads the answer. Any thread, at the same
@@ -307,18 +303,17 @@ pub unsafe extern "C" fn haversack_engine_complete(
     answer: *mut *mut haversack_answer,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(answer, "answer")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let (engine, prompt) = unsafe { (handle(engine, "engine")?, text(prompt, "prompt")?) };
         // SAFETY: as the caller promises.
         let prompt =
             unsafe { haversack_prompt_options::apply(options, engine.engine.complete(prompt)) }?;
         let sent = haversack_answer::new(prompt.send()?, engine.live.clone());
-        // SAFETY: as the caller promises.
-        unsafe { place.write(boxed(sent)) };
-        Ok(())
-    })
+        Ok(boxed(sent))
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(answer, "answer", error, body) }
 }
 
 /// The direction of a text as the engine's sentence encoder sees it: similar texts have a large scalar product. Writes at most
@@ -335,17 +330,15 @@ pub unsafe extern "C" fn haversack_engine_embed(
     count: *mut usize,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
+    let body = || {
         // SAFETY: as the caller promises.
         let (engine, words) = unsafe { (handle(engine, "engine")?, text(words, "words")?) };
         let found = engine.engine.embed(words)?;
         // SAFETY: as the caller promises.
-        unsafe {
-            let written = pointer::write_list(values, capacity, &found, "values")?;
-            pointer::write_optional(count, written);
-        }
-        Ok(())
-    })
+        unsafe { pointer::write_list(values, capacity, &found, "values") }
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning_optional(count, error, body) }
 }
 
 /// Where the bytes are. Any thread, at the same time as any other call.
@@ -358,15 +351,14 @@ pub unsafe extern "C" fn haversack_engine_memory(
     memory: *mut haversack_memory,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(memory, "memory")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let engine = unsafe { handle(engine, "engine") }?;
         let report = engine.engine.memory()?;
-        // SAFETY: as the caller promises.
-        unsafe { place.write(report.into()) };
-        Ok(())
-    })
+        Ok(report.into())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(memory, "memory", error, body) }
 }
 
 /// Says how short of memory the system is: a `haversack_pressure`. Any thread, at the same time as any other call.
@@ -445,12 +437,12 @@ pub unsafe extern "C" fn haversack_engine_trim(
     freed: *mut u64,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
+    let body = || {
         // SAFETY: as the caller promises.
         let engine = unsafe { handle(engine, "engine") }?;
         let free = engine.engine.trim(size(bytes, "bytes")?)?;
-        // SAFETY: as the caller promises.
-        unsafe { pointer::write_optional(freed, free as u64) };
-        Ok(())
-    })
+        Ok(free as u64)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning_optional(freed, error, body) }
 }

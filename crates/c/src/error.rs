@@ -1,6 +1,7 @@
 //! Statuses and errors: what a call answers when it could not be done, and how a panic becomes one.
 
 use crate::owned::{self, Text};
+use crate::pointer::write_optional;
 use haversack::{Error, ErrorKind};
 use std::any::Any;
 use std::ffi::c_char;
@@ -56,7 +57,7 @@ impl haversack_status {
     }
 }
 
-/// Why a call was not done: a status and a sentence. Whoever asked for it frees it.
+/// Why a call was not done: a status and a sentence. The caller that asked for it frees it.
 pub struct haversack_error {
     status: haversack_status,
     text: Text,
@@ -115,6 +116,44 @@ pub(crate) fn guard(
         unsafe { error.write(made) };
     }
     status
+}
+
+/// The same for a function that has a result: it is written to `place`. A null place is an error before anything is done.
+///
+/// # Safety
+/// `place` is null, or it points to a place for a `T`.
+pub(crate) unsafe fn returning<T>(
+    place: *mut T,
+    name: &str,
+    error: *mut *mut haversack_error,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> haversack_status {
+    guard(error, || {
+        if place.is_null() {
+            return Err(Failure::argument(name, "it is null"));
+        }
+        let value = body()?;
+        // SAFETY: not null, and as the caller promises.
+        unsafe { place.write(value) };
+        Ok(())
+    })
+}
+
+/// The same for a result that the caller may leave out.
+///
+/// # Safety
+/// As of [`returning`].
+pub(crate) unsafe fn returning_optional<T>(
+    place: *mut T,
+    error: *mut *mut haversack_error,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> haversack_status {
+    guard(error, || {
+        let value = body()?;
+        // SAFETY: as the caller promises.
+        unsafe { write_optional(place, value) };
+        Ok(())
+    })
 }
 
 fn words(panic: &(dyn Any + Send)) -> &str {

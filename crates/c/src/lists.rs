@@ -1,9 +1,9 @@
 //! Lists and pages that a call returns: opaque, with a count, an entry by its index, and a free of their own. Their texts are valid
 //! until then.
 
-use crate::error::{Failure, guard, haversack_error, haversack_status};
+use crate::error::{Failure, haversack_error, haversack_status, returning};
 use crate::owned::{self, Text};
-use crate::pointer::{self, Place, handle};
+use crate::pointer::{self, handle};
 use haversack::session::ListedSession;
 use haversack::session::turns::TurnPlace;
 use haversack::{FactView, TurnView};
@@ -114,18 +114,20 @@ impl haversack_turns {
     }
 }
 
+impl haversack_conversations {
+    pub(crate) fn new(conversations: Vec<ListedSession>) -> haversack_conversations {
+        let entry = |mut listed: ListedSession| {
+            let name = Text::new(std::mem::take(&mut listed.name));
+            (listed, name)
+        };
+        haversack_conversations(conversations.into_iter().map(entry).collect())
+    }
+}
+
 impl haversack_page {
     pub(crate) fn new(page: String) -> haversack_page {
         haversack_page(Text::with_length(page))
     }
-}
-
-pub(crate) fn listed(conversations: Vec<ListedSession>) -> haversack_conversations {
-    let entry = |mut listed: ListedSession| {
-        let name = Text::new(std::mem::take(&mut listed.name));
-        (listed, name)
-    };
-    haversack_conversations(conversations.into_iter().map(entry).collect())
 }
 
 /// The entry of this index.
@@ -157,8 +159,7 @@ pub unsafe extern "C" fn haversack_facts_get(
     fact: *mut haversack_fact,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(fact, "fact")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let (view, text) = entry(&unsafe { handle(facts, "facts") }?.0, index)?;
         let found = haversack_fact {
@@ -167,10 +168,10 @@ pub unsafe extern "C" fn haversack_facts_get(
             text_length: text.len(),
             found_in: view.found_in.map_or(-1, |turn| turn as i64),
         };
-        // SAFETY: as the caller promises.
-        unsafe { place.write(found) };
-        Ok(())
-    })
+        Ok(found)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(fact, "fact", error, body) }
 }
 
 /// Frees the list and its texts; null is nothing to free. Any thread, once.
@@ -204,8 +205,7 @@ pub unsafe extern "C" fn haversack_turns_get(
     turn: *mut haversack_turn,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(turn, "turn")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let entry = entry(&unsafe { handle(turns, "turns") }?.0, index)?;
         let of = &entry.view.turn;
@@ -225,10 +225,10 @@ pub unsafe extern "C" fn haversack_turns_get(
             is_visible: i32::from(of.is_visible),
             is_state: i32::from(of.is_state),
         };
-        // SAFETY: as the caller promises.
-        unsafe { place.write(found) };
-        Ok(())
-    })
+        Ok(found)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(turn, "turn", error, body) }
 }
 
 /// Frees the list and its texts; null is nothing to free. Any thread, once.
@@ -264,8 +264,7 @@ pub unsafe extern "C" fn haversack_conversations_get(
     listed: *mut haversack_listed,
     error: *mut *mut haversack_error,
 ) -> haversack_status {
-    guard(error, || {
-        let place = Place::new(listed, "listed")?;
+    let body = || {
         // SAFETY: as the caller promises.
         let all = unsafe { handle(conversations, "conversations") }?;
         let (of, name) = entry(&all.0, index)?;
@@ -275,10 +274,10 @@ pub unsafe extern "C" fn haversack_conversations_get(
             saved_ms: of.saved_ms,
             is_open: i32::from(of.is_open),
         };
-        // SAFETY: as the caller promises.
-        unsafe { place.write(found) };
-        Ok(())
-    })
+        Ok(found)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { returning(listed, "listed", error, body) }
 }
 
 /// Frees the list and its names; null is nothing to free. Any thread, once.

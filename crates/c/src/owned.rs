@@ -38,7 +38,7 @@ pub(crate) fn boxed<T>(value: T) -> *mut T {
 /// Drops what a handle points to. A panic ends here.
 ///
 /// # Safety
-/// Null, or a handle of [`boxed`] that nobody uses.
+/// Null, or a handle of [`boxed`] that no call uses.
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
         // SAFETY: not null, and as the caller promises.

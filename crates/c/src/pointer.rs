@@ -82,26 +82,6 @@ pub(crate) unsafe fn list<'a, T>(
 /// Longer lists are mistakes.
 const LIST_MAX: usize = 1 << 16;
 
-/// Where a result is written.
-pub(crate) struct Place<T>(*mut T);
-
-impl<T> Place<T> {
-    /// Null is an error, before anything is done.
-    pub fn new(place: *mut T, name: &str) -> Result<Place<T>, Failure> {
-        match place.is_null() {
-            true => Err(Failure::argument(name, "it is null")),
-            false => Ok(Place(place)),
-        }
-    }
-
-    /// # Safety
-    /// The pointer it was made of points to a place for a `T`.
-    pub unsafe fn write(self, value: T) {
-        // SAFETY: not null, and as the caller promises.
-        unsafe { self.0.write(value) }
-    }
-}
-
 /// Writes to a place that the caller may leave out.
 ///
 /// # Safety

@@ -1,5 +1,5 @@
 //! Which turns a question is shown, and whether its evidence is among them:
-//! `cargo run --release -p haversack-eval --example coverage -- ENCODER_DIR [TALKS] [development|held-out]`
+//! `cargo run --release -p haversack-eval --example coverage -- ENCODER_DIR [TALKS [development|held-out] | FILE.json]`
 //!
 //! No language model runs. Prints a line for each way to choose turns and each capacity: the share of questions with all
 //! evidence shown, of those that one turn answers, of each kind, and the tokens of the turns shown.
