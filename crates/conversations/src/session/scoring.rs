@@ -8,7 +8,7 @@
 //!     Who employs Nora?
 //! ```
 //!
-//! A name is what a question shares with the turns about somebody, whatever the other words: a turn that has it, or goes
+//! A name is what a question shares with the turns about a person, whatever the other words: a turn that has it, or goes
 //! on from one that has, scores [`NAME`] more. Among these the name says nothing any more, and encoders hear little else:
 //! half of what their embeddings have in common is left out of the cosine. A turn that goes on brings the one before it.
 //! Of turns that say the same the newest counts: what was said a thousand times leaves room for what was said once.
@@ -76,7 +76,7 @@ const AFTER: f32 = 0.9;
 /// How much of what turns with a name have in common is left out of their cosines.
 const SHARED: f32 = 0.5;
 
-/// How much words add to a cosine, of what is missing to 1: so often their share of the best possible score; half as much
+/// How much words add to a cosine, of what is missing to 1: this many times their share of the best possible score; half as much
 /// where a name leads to the turns.
 const WORDS: f32 = 2.0;
 const WORDS_BESIDE_NAMES: f32 = 1.0;
@@ -93,6 +93,8 @@ struct Evidence {
     words: Option<f32>,
     /// It has a name that is in the question.
     is_naming: bool,
+    /// Of its words, in any order; 0 where words are not added.
+    words_hash: u64,
 }
 
 /// (turn): its rank; `None` where nothing speaks for or against it. `embedding` and `words` (their hashes, in ascending
@@ -121,17 +123,16 @@ pub fn ranks<'a>(
     };
     let mut ranks: Vec<Option<Rank>> = all.iter().map(|turn| own_score(turn, weight)).collect();
     if relevance.adds_words() {
-        put_repeats_last(words, &mut ranks);
+        put_repeats_last(&all, &mut ranks);
     }
     add_neighbours(&all, &mut ranks);
     ranks
 }
 
 /// Lowers the ranks of turns whose words, in any order, a later turn has.
-fn put_repeats_last<'a>(words: &dyn Fn(usize) -> Cow<'a, [u32]>, ranks: &mut [Option<Rank>]) {
-    let mut said: Vec<(u64, usize)> = (0..ranks.len())
-        .map(|i| (words_hash(&words(i)), i))
-        .collect();
+fn put_repeats_last(turns: &[Evidence], ranks: &mut [Option<Rank>]) {
+    let hashes = turns.iter().map(|turn| turn.words_hash);
+    let mut said: Vec<(u64, usize)> = hashes.zip(0..).collect();
     said.sort_unstable();
     for pair in said.windows(2) {
         let [(hash, earlier), (later, _)] = [pair[0], pair[1]];
@@ -160,10 +161,17 @@ fn add_words<'a>(
     let judged = (0..all.len()).filter(|&i| has_all || all[i].cosine.is_none());
     let judged: Vec<usize> = judged.collect();
     let mut ranking = WordRanking::new(question, has_all);
+    // One look at the words of all, which may come from the file.
+    for &i in &judged {
+        let words = words(i);
+        ranking.count(&words);
+        if has_all {
+            all[i].words_hash = words_hash(&words);
+        }
+    }
     if ranking.is_empty() || judged.is_empty() {
         return false;
     }
-    judged.iter().for_each(|&i| ranking.count(&words(i)));
     let mut scores = Vec::with_capacity(judged.len());
     for &i in &judged {
         let words = words(i);
