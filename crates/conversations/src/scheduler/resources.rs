@@ -176,8 +176,7 @@ impl Resources {
     }
 
     pub fn suspend_all(&mut self) {
-        while self.evict_prefix() {}
-        while self.suspend_one(None) {}
+        self.trim(usize::MAX);
     }
 
     /// Deletes a session and its file, open or not.
