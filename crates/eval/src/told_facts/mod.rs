@@ -45,7 +45,7 @@ impl Told {
     }
 }
 
-/// Of so many facts one is told in the turn after the one that names the person; one is contradicted later.
+/// One in eight facts is told in the turn after the one that names the person; one in four is contradicted later.
 const PRONOUN_OF: usize = 8;
 const CHANGED_OF: usize = 4;
 
@@ -64,7 +64,7 @@ const ANSWERS: [&str; 12] = [
     "I am glad to hear that.",
 ];
 
-/// A talk of so many turns, of which `told` tell a fact; at most a third of them.
+/// A talk of `turns` turns, of which `told` tell a fact; at most a third of them.
 pub fn telling_talk(set: TalkSet, number: usize, turns: usize, told: usize) -> Vec<TellingTurn> {
     let (seed, remainder) = match set {
         TalkSet::Development => (31_007, 0),
@@ -75,7 +75,7 @@ pub fn telling_talk(set: TalkSet, number: usize, turns: usize, told: usize) -> V
         kinds: every_second(&KINDS, remainder),
         passing: every_second(&PASSING, remainder),
     };
-    // A slot has room for a turn that names somebody and one that tells something.
+    // A slot has room for a turn that names a person and one that tells something.
     let mut slots: Vec<usize> = (0..turns / 2).collect();
     let facts = talk.facts(told.min(turns / 3));
     talk.dice.draw(&mut slots, facts.len());
