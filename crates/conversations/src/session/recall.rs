@@ -14,7 +14,6 @@ use super::residency::fits;
 use super::scoring::RankedQuestion;
 use super::turns::TurnPlace;
 use haversack_engine::runtime::{Runtime, SequenceId};
-use haversack_kernels::attention::BLOCK_SLOTS;
 
 /// Bytes that the words of a session's turns take at most; and as one part in this many of the budget.
 const WORDS_BYTES_MAX: usize = 1 << 20;
@@ -93,11 +92,6 @@ impl OpenSession {
             .collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
         let order: Vec<u64> = order.into_iter().map(|(_, number)| number).collect();
-        // Lists and tables grow with turns that come back, and more while these are read: a block pays for that.
-        let coming = match order.is_empty() {
-            true => coming,
-            false => coming + BLOCK_SLOTS as u64,
-        };
         let recalled = self.carry_out(runtime, &found, &order, coming)?;
         let done = &mut self.transcript.deferred.done.recall;
         done.retain(|number| !recalled.left_out.contains(number));
