@@ -109,7 +109,7 @@ typedef struct haversack_conversations haversack_conversations;
 // One model, one memory limit, one thread that computes for every conversation.
 typedef struct haversack_engine haversack_engine;
 
-// Why a call was not done: a status and a sentence. Whoever asked for it frees it.
+// Why a call was not done: a status and a sentence. The caller that asked for it frees it.
 typedef struct haversack_error haversack_error;
 
 // The facts of a conversation.
