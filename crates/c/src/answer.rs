@@ -1,6 +1,7 @@
 //! An answer on its way: the caller pulls pieces of text, then a report.
 
-use crate::error::{guard, haversack_error, haversack_status, returning, returning_optional};
+use crate::call::{guard, returning, returning_optional};
+use crate::error::{haversack_error, haversack_status};
 use crate::owned::{self, Text};
 use crate::pointer::{self, handle};
 use haversack::engine::runtime::Finish;

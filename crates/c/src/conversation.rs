@@ -1,7 +1,8 @@
 //! Conversations: messages, facts, turns, and what becomes of them.
 
 use crate::answer::haversack_answer;
-use crate::error::{guard, haversack_error, haversack_status, returning, returning_optional};
+use crate::call::{guard, returning, returning_optional};
+use crate::error::{haversack_error, haversack_status};
 use crate::lists::{haversack_facts, haversack_page, haversack_turns};
 use crate::options::haversack_prompt_options;
 use crate::owned::{self, boxed};

@@ -1,10 +1,9 @@
 //! The engine: opened, asked, closed, freed.
 
 use crate::answer::haversack_answer;
+use crate::call::{guard, returning, returning_optional};
 use crate::conversation::haversack_conversation;
-use crate::error::{
-    Failure, guard, haversack_error, haversack_status, returning, returning_optional,
-};
+use crate::error::{Failure, haversack_error, haversack_status};
 use crate::lists::haversack_conversations;
 use crate::options::{haversack_engine_options, haversack_prompt_options};
 use crate::owned::{self, boxed};

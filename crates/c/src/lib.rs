@@ -11,8 +11,9 @@
 //! - a text ends with a zero byte; a pointer to a structure or a result points to one, or is null where that is allowed.
 //!
 //! ```text
-//! pointer.rs   null, UTF-8, ranges      error.rs   status, text, panics
+//! pointer.rs   null, UTF-8, ranges      error.rs   status and text
 //! options.rs   what callers fill in     owned.rs   what is handed out and freed
+//! call.rs      panics, results
 //! engine.rs, conversation.rs, answer.rs, lists.rs   the functions
 //! ```
 
@@ -21,6 +22,7 @@
 #![warn(missing_docs)]
 
 mod answer;
+mod call;
 mod conversation;
 mod engine;
 mod error;

@@ -1,7 +1,8 @@
 //! Lists and pages that a call returns: opaque, with a count, an entry by its index, and a free of their own. Their texts are valid
 //! until then.
 
-use crate::error::{Failure, haversack_error, haversack_status, returning};
+use crate::call::returning;
+use crate::error::{Failure, haversack_error, haversack_status};
 use crate::owned::{self, Text};
 use crate::pointer::{self, handle};
 use haversack::session::ListedSession;
