@@ -210,11 +210,21 @@ impl SessionLimits {
         match asked {
             None => Ok(self.answer_usual),
             Some(asked) if asked <= self.answer_max => Ok(asked),
-            Some(asked) => Err(LimitError::Answer {
-                tokens: asked,
-                max: self.answer_max,
-            }),
+            Some(asked) => Err(self.no_answer(asked)),
         }
+    }
+
+    /// Whether an answer that was given elsewhere is none, or longer than the session allows.
+    pub fn check_told_answer(&self, tokens: usize) -> Result<(), LimitError> {
+        match (1..=self.answer_max).contains(&tokens) {
+            true => Ok(()),
+            false => Err(self.no_answer(tokens)),
+        }
+    }
+
+    fn no_answer(&self, tokens: usize) -> LimitError {
+        let max = self.answer_max;
+        LimitError::Answer { tokens, max }
     }
 }
 

@@ -190,9 +190,7 @@ impl SessionTexts {
         };
         let tokenizer = self.layout.model().tokenizer();
         let answered = tokenizer.encode(answer, plain)?;
-        // An empty answer is none.
-        let asked = Some(answered.len()).filter(|tokens| *tokens > 0);
-        self.usual.answer(asked.or(Some(usize::MAX)))?;
+        self.usual.check_told_answer(answered.len())?;
         let ending = self.layout.ending()?;
         let (limits, beside) = (&self.usual, answered.len() + ending.len());
         let mut parts = message_parts(&self.layout, question, limits, limits.capacity, beside)?;
