@@ -5,6 +5,7 @@
 //! | `turns` | so many turns (10,000) in one session in 32 MiB: private memory, file; after each turn whether every turn is whole |
 //! | `gaps` | the time between the tokens of so many answers (200) in a full session, with turns that leave and come back, and of tokens decoded behind the same rows with nothing else to do |
 //! | `sessions` | so many sessions (1,000) made, resumed and deleted: blocks, handles, files, private memory |
+//! | `ranks` | so many turns (10,000) told to one session: how long ranking them for a question takes, and the bytes kept for it |
 //! | `switch` | going on with a session of 600 tokens, from memory and from disk, and opening on a known text, against reading it all again |
 
 use haversack_conversations::session::layout::ChatLayout;
@@ -15,6 +16,7 @@ use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
 use haversack_eval::dice::Dice;
+use haversack_eval::long_talk::{LongTalk, TURNS, TalkSet, long_talk};
 use haversack_eval::stats::Spread;
 use haversack_eval::talk::{overlap, seen, small_talk};
 use haversack_memory::usage::ProcessUsage;
@@ -35,7 +37,7 @@ const PERSISTENT: &str =
     "You are a helpful assistant with a good memory. Answer in one short sentence.";
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: lasting turns|gaps|sessions|switch MODEL [ENCODER_DIR] [COUNT]";
+    let usage = "usage: lasting turns|gaps|sessions|ranks|switch MODEL [ENCODER_DIR] [COUNT]";
     let mut args = std::env::args().skip(1);
     let (what, model) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
     // `-` is none.
@@ -53,6 +55,7 @@ fn main() -> Result<(), Failure> {
         "turns" => turns(&mut made, count.unwrap_or(10_000)),
         "gaps" => gaps(&mut made, count.unwrap_or(200)),
         "sessions" => sessions(&mut made, count.unwrap_or(1000)),
+        "ranks" => ranks(&mut made, count.unwrap_or(10_000)),
         "switch" => switch(&mut made, count.unwrap_or(50)),
         _ => Err(usage.into()),
     };
@@ -273,6 +276,56 @@ fn gaps(made: &mut Made, count: usize) -> Result<(), Failure> {
             p95 / mean,
             gaps.percentile(99),
         );
+    }
+    Ok(())
+}
+
+/// Turns of long talks, told to one session, and their questions.
+fn ranks(made: &mut Made, count: usize) -> Result<(), Failure> {
+    let id = made.open("long", PERSISTENT)?;
+    let talks = count.div_ceil(TURNS);
+    let talks = (0..talks).map(|number| long_talk(TalkSet::Development, number, TURNS, &[]));
+    let talks: Vec<LongTalk> = talks.collect();
+    let told = talks.iter().flat_map(|talk| &talk.turns).take(count);
+    let print = |made: &Made, told: usize, times: &[f64]| -> Result<(), Failure> {
+        let ledger = made.runtime.ledger();
+        let stats = made.sessions.stats(&made.runtime, id)?;
+        let times = Spread::of(times.to_vec()).ok_or("no questions")?;
+        println!(
+            "{told},{},{:.2},{:.2},{:.2},{},{},{}",
+            times.count(),
+            times.median(),
+            times.percentile(95),
+            times.percentile(100),
+            ledger.total(),
+            ProcessUsage::now()?.private_bytes,
+            stats.file_bytes,
+        );
+        Ok(())
+    };
+    println!("turns,questions,median_ms,p95_ms,longest_ms,ledger_bytes,private_bytes,file_bytes");
+    for (turn, (said, answered)) in told.enumerate() {
+        let runtime = &mut made.runtime;
+        made.sessions.tell(runtime, id, said, answered, 0)?;
+        if ![count, count / 10].contains(&(turn + 1)) {
+            continue;
+        }
+        let mut times = Vec::new();
+        for asked in talks.iter().flat_map(|talk| &talk.asked).take(200) {
+            let encoder = made.encoder.as_ref();
+            let asked = &asked.question;
+            let embedding = encoder.map(|encoder| encoder.embed(asked)).transpose()?;
+            let start = Instant::now();
+            let runtime = &mut made.runtime;
+            let ranked = made
+                .sessions
+                .rank_turns(runtime, id, asked, embedding.as_ref())?;
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            if ranked.is_empty() && encoder.is_some() {
+                return Err(format!("nothing is found for {asked}").into());
+            }
+        }
+        print(made, turn + 1, &times)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::plan::{TurnPlan, TurnRoom, plan};
 use super::ranking::Ranker;
 use super::relevance::Relevance;
 use super::residency::fits;
-use super::scoring::RankedQuestion;
+use super::scoring::{Rank, RankedQuestion};
 use super::turns::TurnPlace;
 use haversack_engine::runtime::{Runtime, SequenceId};
 
@@ -49,6 +49,16 @@ impl OpenSession {
         Ok(())
     }
 
+    /// (turn): its rank for a question, if it has one.
+    pub fn ranks(
+        &self,
+        layout: &ChatLayout,
+        question: &RankedQuestion<'_>,
+    ) -> SessionResult<Vec<Option<Rank>>> {
+        let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
+        Ok(ranker.ranks(question, self.limits.relevance, &self.words))
+    }
+
     /// Decides what the answer to a question sees, and makes it so, with room for the `coming` tokens of both.
     pub fn recall_for(
         &mut self,
@@ -57,8 +67,7 @@ impl OpenSession {
         question: &RankedQuestion<'_>,
         coming: u64,
     ) -> SessionResult<RecalledTurns> {
-        let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
-        let ranks = ranker.ranks(question, self.limits.relevance, &self.words);
+        let ranks = self.ranks(layout, question)?;
         let turns = || self.transcript.turns();
         let ranked = turns().zip(&ranks);
         let ranked = ranked.filter_map(|(turn, rank)| Some((turn.number, (*rank)?)));

@@ -18,7 +18,7 @@ use super::parts::message_parts;
 use super::record::TurnRecord;
 use super::report::{ContextReport, TurnAnswer};
 use super::residency::{feed, fits, promised_bytes};
-use super::scoring::RankedQuestion;
+use super::scoring::{Rank, RankedQuestion};
 use super::sessions::Sessions;
 use super::slots::SessionId;
 use super::undo::{DroppedTurns, TurnUndo, Undo, UndoOnDrop};
@@ -811,9 +811,7 @@ impl Sessions {
         let tokens = runtime.model().tokenizer().encode(answer, plain)?;
         let session = self.session_mut(runtime, id)?;
         let count = tokens.len();
-        // An empty answer is none.
-        let asked = if count == 0 { usize::MAX } else { count };
-        session.limits.answer(Some(asked))?;
+        session.limits.check_told_answer(count)?;
         let asked = AskedQuestion::new(text, now_ms);
         let prepared = self.prepare(runtime, id, asked, count, Vec::new())?;
         let generation = Generation {
@@ -852,6 +850,27 @@ impl Sessions {
         drop(prepared);
         self.undo_dropped(runtime)?;
         Ok((found?, context))
+    }
+
+    /// How the turns of a session are ranked for a question, by their numbers; those for which nothing speaks are left
+    /// out. `embedding` is the question's.
+    pub fn rank_turns(
+        &mut self,
+        runtime: &mut Runtime,
+        id: SessionId,
+        text: &str,
+        embedding: Option<&Embedding>,
+    ) -> SessionResult<Vec<(u64, Rank)>> {
+        let layout = self.shared_layout();
+        let session = self.session_mut(runtime, id)?;
+        session.index_words(runtime, &layout, embedding.is_some())?;
+        let question = RankedQuestion { text, embedding };
+        let ranks = session.ranks(&layout, &question)?;
+        let turns = session.transcript.turns().map(|turn| turn.number);
+        let ranked = turns
+            .zip(ranks)
+            .filter_map(|(number, rank)| Some((number, rank?)));
+        Ok(ranked.collect())
     }
 
     /// Bytes that the sequence will hold until this turn is over, at most, and whether the budget has them.
