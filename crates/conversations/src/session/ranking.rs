@@ -64,16 +64,24 @@ impl Ranker<'_> {
 
     /// Brings the index up to date, as far as it may grow: with all turns, or with those that embeddings don't rank.
     pub fn update(&self, index: &mut WordIndex, has_all: bool, bytes_max: usize) {
-        for stored in self.transcript.turns.iter() {
+        let turns = &self.transcript.turns;
+        let is_new = |stored: &&StoredTurn| stored.turn.number >= index.next();
+        let known = turns.len() - turns.iter().rev().take_while(is_new).count();
+        for i in known..turns.len() {
+            let stored = &turns[i];
             let number = stored.turn.number;
             let has_embedding = || {
                 let bytes = self.record(stored).and_then(TurnRecord::embedding);
                 bytes.is_some_and(|bytes| !bytes.is_empty())
             };
-            if index.get(number).is_none() && (has_all || !has_embedding()) {
+            if has_all || !has_embedding() {
                 let words = self.words(stored, index).into_owned();
-                index.add(number, words.into(), bytes_max);
+                // What has no room is read for each question; to look for more would read it once more.
+                if !index.add(number, words.into(), bytes_max) {
+                    return;
+                }
             }
+            index.set_next(number + 1);
         }
     }
 

@@ -11,12 +11,14 @@
 //! A name is what a question shares with the turns about a person, whatever the other words: a turn that has it, or goes
 //! on from one that has, scores [`NAME`] more. Among these the name says nothing any more, and encoders hear little else:
 //! half of what their embeddings have in common is left out of the cosine. A turn that goes on brings the one before it.
-//! Of turns that say the same the newest counts: what was said a thousand times leaves room for what was said once.
+//! Of turns that say the same the newest counts: what was said a thousand times leaves room for what was said once, and
+//! takes no weight from its words.
 
 use super::relevance::Relevance;
 use super::words::{WordRanking, words_hash};
 use haversack_engine::encoder::{DIMENSIONS, Embedding, StoredEmbedding};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 
 /// What a turn was ranked by.
@@ -93,8 +95,8 @@ struct Evidence {
     words: Option<f32>,
     /// It has a name that is in the question.
     is_naming: bool,
-    /// Of its words, in any order; 0 where words are not added.
-    words_hash: u64,
+    /// A later turn has the same words, in any order.
+    is_repeated: bool,
 }
 
 /// (turn): its rank; `None` where nothing speaks for or against it. `embedding` and `words` (their hashes, in ascending
@@ -107,38 +109,32 @@ pub fn ranks<'a>(
     words: &dyn Fn(usize) -> Cow<'a, [u32]>,
 ) -> Vec<Option<Rank>> {
     let mut all = vec![Evidence::default(); turns];
-    let asked = question.embedding.map(Embedding::store);
-    if let Some(asked) = &asked {
-        for (i, evidence) in all.iter_mut().enumerate() {
-            evidence.cosine = embedding(i).map(|stored| stored.similarity(asked));
-        }
+    let mut asked = question.embedding.map(Asked::new);
+    let adds_words = relevance.adds_words();
+    if let Some(asked) = asked.as_ref().filter(|_| !adds_words) {
+        add_cosines(asked, embedding, &mut all);
     }
     let has_names = add_words(question.text, relevance, words, &mut all);
-    if let Some(asked) = &asked {
-        leave_out_names(asked, embedding, &mut all);
+    if let Some(asked) = asked.as_mut().filter(|_| adds_words) {
+        asked.leave_out_names(embedding, &all);
+        add_cosines(asked, embedding, &mut all);
     }
     let weight = match has_names {
         true => WORDS_BESIDE_NAMES,
         false => WORDS,
     };
     let mut ranks: Vec<Option<Rank>> = all.iter().map(|turn| own_score(turn, weight)).collect();
-    if relevance.adds_words() {
+    if adds_words {
         put_repeats_last(&all, &mut ranks);
     }
     add_neighbours(&all, &mut ranks);
     ranks
 }
 
-/// Lowers the ranks of turns whose words, in any order, a later turn has.
+/// Lowers the ranks of turns whose words are said again later.
 fn put_repeats_last(turns: &[Evidence], ranks: &mut [Option<Rank>]) {
-    let hashes = turns.iter().map(|turn| turn.words_hash);
-    let mut said: Vec<(u64, usize)> = hashes.zip(0..).collect();
-    said.sort_unstable();
-    for pair in said.windows(2) {
-        let [(hash, earlier), (later, _)] = [pair[0], pair[1]];
-        if hash == later
-            && let Some(rank) = &mut ranks[earlier]
-        {
+    for (turn, rank) in turns.iter().zip(ranks) {
+        if let Some(rank) = rank.as_mut().filter(|_| turn.is_repeated) {
             rank.similarity -= REPEATED;
         }
     }
@@ -161,12 +157,13 @@ fn add_words<'a>(
     let judged = (0..all.len()).filter(|&i| has_all || all[i].cosine.is_none());
     let judged: Vec<usize> = judged.collect();
     let mut ranking = WordRanking::new(question, has_all);
-    // One look at the words of all, which may come from the file.
-    for &i in &judged {
+    // One look at the words of all, which may come from the file. What is said a thousand times makes no word common.
+    let mut said = HashSet::with_capacity(judged.len());
+    for &i in judged.iter().rev() {
         let words = words(i);
-        ranking.count(&words);
-        if has_all {
-            all[i].words_hash = words_hash(&words);
+        all[i].is_repeated = !said.insert(words_hash(&words));
+        if !all[i].is_repeated {
+            ranking.count(&words);
         }
     }
     if ranking.is_empty() || judged.is_empty() {
@@ -184,41 +181,83 @@ fn add_words<'a>(
     ranking.has_names()
 }
 
-/// Takes half of what the embeddings of turns with a name have in common, and others don't, out of all cosines.
-fn leave_out_names(
-    asked: &StoredEmbedding,
+/// The question's embedding: a direction and its length.
+struct Asked {
+    direction: StoredEmbedding,
+    length: f32,
+}
+
+impl Asked {
+    fn new(embedding: &Embedding) -> Asked {
+        Asked {
+            direction: embedding.store(),
+            length: 1.0,
+        }
+    }
+
+    fn cosine(&self, turn: &StoredEmbedding) -> f32 {
+        self.length * turn.similarity(&self.direction)
+    }
+
+    /// Takes half of what the embeddings of turns with a name have in common, and others don't, out of the question, and so
+    /// out of all cosines.
+    fn leave_out_names(
+        &mut self,
+        embedding: &dyn Fn(usize) -> Option<StoredEmbedding>,
+        all: &[Evidence],
+    ) {
+        let naming: Vec<usize> = (0..all.len()).filter(|&i| all[i].is_naming).collect();
+        if naming.is_empty() {
+            return;
+        }
+        let every: Vec<usize> = (0..all.len()).collect();
+        let means = [&naming, &every].map(|turns| mean_embedding(turns, embedding));
+        let [Some(naming), Some(every)] = means else {
+            return;
+        };
+        let common = Embedding::of(std::array::from_fn(|k| naming[k] - every[k]));
+        let Some(common) = common.map(|common| common.store()) else {
+            return;
+        };
+        let weight = SHARED * self.direction.similarity(&common);
+        let (asked, common) = (self.direction.values(), common.values());
+        let left: [f32; DIMENSIONS] = std::array::from_fn(|k| asked[k] - weight * common[k]);
+        let length = left.iter().map(|x| x * x).sum::<f32>().sqrt();
+        if let Some(direction) = Embedding::of(left) {
+            self.direction = direction.store();
+            self.length = length;
+        }
+    }
+}
+
+fn add_cosines(
+    asked: &Asked,
     embedding: &dyn Fn(usize) -> Option<StoredEmbedding>,
     all: &mut [Evidence],
 ) {
-    // [all turns, those with a name]
-    let mut counts = [0.0; 2];
-    let mut sums = [[0.0; DIMENSIONS]; 2];
-    if !all.iter().any(|turn| turn.is_naming) {
-        return;
-    }
-    for (i, turn) in all.iter().enumerate() {
-        let Some(stored) = embedding(i) else { continue };
-        for kind in 0..=usize::from(turn.is_naming) {
-            counts[kind] += 1.0;
-            for (sum, value) in sums[kind].iter_mut().zip(stored.values()) {
-                *sum += value;
-            }
-        }
-    }
-    let [of_all, of_naming] = counts;
-    if of_naming == 0.0 {
-        return;
-    }
-    let common = std::array::from_fn(|k| sums[1][k] / of_naming - sums[0][k] / of_all);
-    let Some(common) = Embedding::of(common).map(|common| common.store()) else {
-        return;
-    };
-    let weight = SHARED * asked.similarity(&common);
     for (i, turn) in all.iter_mut().enumerate() {
-        if let (Some(cosine), Some(stored)) = (&mut turn.cosine, embedding(i)) {
-            *cosine -= weight * stored.similarity(&common);
+        turn.cosine = embedding(i).map(|stored| asked.cosine(&stored));
+    }
+}
+
+/// Turns of which a mean is computed, at most.
+const MEAN_OF: usize = 1024;
+
+/// The mean of the embeddings of these turns, or of evenly spaced ones of them; `None` where none has one.
+fn mean_embedding(
+    turns: &[usize],
+    embedding: &dyn Fn(usize) -> Option<StoredEmbedding>,
+) -> Option<[f32; DIMENSIONS]> {
+    let mut sum = [0.0; DIMENSIONS];
+    let mut count = 0.0;
+    let some = turns.iter().step_by(turns.len().div_ceil(MEAN_OF).max(1));
+    for stored in some.filter_map(|&i| embedding(i)) {
+        count += 1.0;
+        for (sum, value) in sum.iter_mut().zip(stored.values()) {
+            *sum += value;
         }
     }
+    (count > 0.0).then(|| sum.map(|sum| sum / count))
 }
 
 /// Raises the turns after those with a name, and with them the ones before.

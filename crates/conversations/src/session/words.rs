@@ -115,20 +115,34 @@ fn count(words: &[u32], word: u32) -> usize {
 pub(super) struct WordIndex {
     turns: BTreeMap<u64, WordHashes>,
     words: usize,
+    /// Number of the first turn that was not offered yet.
+    next: u64,
 }
 
 impl WordIndex {
+    /// Number of the first turn whose words are not known to be here, or not to be needed.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The turns before this number need not be looked at again.
+    pub fn set_next(&mut self, turn: u64) {
+        self.next = turn;
+    }
+
     pub fn get(&self, turn: u64) -> Option<&[u32]> {
         self.turns.get(&turn).map(|words| &words[..])
     }
 
-    /// Keeps the words of a turn if the index then has at most `bytes_max`.
-    pub fn add(&mut self, turn: u64, words: WordHashes, bytes_max: usize) {
+    /// Keeps the words of a turn if the index then has at most `bytes_max`; returns whether it does.
+    pub fn add(&mut self, turn: u64, words: WordHashes, bytes_max: usize) -> bool {
         let added = bytes(1, words.len());
-        if self.heap_bytes() + added <= bytes_max {
+        let has_room = self.heap_bytes() + added <= bytes_max;
+        if has_room {
             self.words += words.len();
             self.turns.insert(turn, words);
         }
+        has_room
     }
 
     pub fn remove(&mut self, turn: u64) {

@@ -50,7 +50,7 @@ impl Embedding {
         let scale = greatest / 127.0;
         // Length 1: some value is at least 0.05, and the quotient is within 127.
         let codes = self.0.map(|x| (x / scale).round_ties_even() as i8);
-        StoredEmbedding { scale, codes }
+        StoredEmbedding::new(scale, codes)
     }
 }
 
@@ -65,6 +65,8 @@ pub fn similarity(a: &Embedding, b: &Embedding) -> f32 {
 pub struct StoredEmbedding {
     scale: f32,
     codes: [i8; DIMENSIONS],
+    /// Of the codes.
+    length: f32,
 }
 
 /// Why bytes are not a stored embedding.
@@ -77,6 +79,15 @@ pub enum StoredError {
 }
 
 impl StoredEmbedding {
+    fn new(scale: f32, codes: [i8; DIMENSIONS]) -> StoredEmbedding {
+        let length = (dot(&codes, &codes) as f32).sqrt();
+        StoredEmbedding {
+            scale,
+            codes,
+            length,
+        }
+    }
+
     pub fn to_bytes(&self) -> [u8; STORED_BYTES] {
         let mut bytes = [0; STORED_BYTES];
         bytes[..4].copy_from_slice(&self.scale.to_le_bytes());
@@ -92,11 +103,9 @@ impl StoredEmbedding {
             return Err(StoredError::Bytes(bytes.len()));
         };
         let [a, b, c, d, codes @ ..] = bytes;
-        let stored = StoredEmbedding {
-            scale: f32::from_le_bytes([*a, *b, *c, *d]),
-            codes: codes.map(|byte| i8::from_le_bytes([byte])),
-        };
-        let length = stored.scale * stored.length();
+        let codes = codes.map(|byte| i8::from_le_bytes([byte]));
+        let stored = StoredEmbedding::new(f32::from_le_bytes([*a, *b, *c, *d]), codes);
+        let length = stored.scale * stored.length;
         // Written so that NaN is refused.
         if (length - 1.0).abs() <= LENGTH_SLACK {
             return Ok(stored);
@@ -106,24 +115,19 @@ impl StoredEmbedding {
 
     /// [`similarity`] of two stored embeddings; exact but for their rounding.
     pub fn similarity(&self, other: &StoredEmbedding) -> f32 {
-        self.dot(other) as f32 / (self.length() * other.length())
+        dot(&self.codes, &other.codes) as f32 / (self.length * other.length)
     }
 
     /// The values that the codes stand for.
     pub fn values(&self) -> [f32; DIMENSIONS] {
         self.codes.map(|code| f32::from(code) * self.scale)
     }
+}
 
-    /// Of the codes.
-    fn length(&self) -> f32 {
-        (self.dot(self) as f32).sqrt()
-    }
-
-    /// At most 384 × 128², which an i32 and an f32 hold exactly.
-    fn dot(&self, other: &StoredEmbedding) -> i32 {
-        let pairs = self.codes.iter().zip(&other.codes);
-        pairs.map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
-    }
+/// At most 384 × 128², which an i32 and an f32 hold exactly.
+fn dot(a: &[i8; DIMENSIONS], b: &[i8; DIMENSIONS]) -> i32 {
+    let pairs = a.iter().zip(b);
+    pairs.map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
 }
 
 #[cfg(test)]
