@@ -7,13 +7,21 @@
 //! - precision: of what was found, the share that the turn tells;
 //! - recall: of what was told, the share that was found;
 //! - replaced: of contradicted facts that were held, the share that is not held any more, the later one being held;
-//! - lost: facts that were replaced though nothing contradicts them.
+//! - lost: facts that were replaced though nothing contradicts them;
+//! - answered: of questions about what was told and still holds, the share whose answer has it. The file of the conversation
+//!   has a quota, and no turn that it still has is shown: what is answered comes from facts. `held` is the same for what was
+//!   found.
 
+use haversack::session::SessionSettings;
 use haversack::{ContextSeen, Conversation, Engine};
 use haversack_eval::long_talk::TalkSet;
 use haversack_eval::stats::median;
 use haversack_eval::told_facts::{TellingTurn, telling_talk};
 use std::time::Instant;
+
+/// Of the file of a conversation: room for the texts of some tens of turns, and for no rows.
+const QUOTA_BYTES: u64 = 64 << 10;
+const ANSWER_TOKENS: usize = 48;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -26,6 +34,12 @@ struct Tally {
     replaced: usize,
     lost: usize,
     search_ms: Vec<f64>,
+    /// Tokens of turns that left the file.
+    forgotten: u64,
+    asked: usize,
+    answered: usize,
+    asked_held: usize,
+    answered_held: usize,
 }
 
 /// A fact that was found, and which of the told ones it is.
@@ -51,11 +65,26 @@ fn main() -> Result<(), Failure> {
         .start()?;
     let mut tally = Tally::default();
     for talk in 0..talks {
-        let conversation = engine.conversation(format!("talk-{talk}")).begin()?;
-        tally.hear(&conversation, &telling_talk(set, talk, turns, facts))?;
+        let settings = SessionSettings {
+            quota_bytes: Some(QUOTA_BYTES),
+            ..SessionSettings::default()
+        };
+        let name = format!("talk-{talk}");
+        let conversation = engine.conversation(name).settings(settings).begin()?;
+        let talk = telling_talk(set, talk, turns, facts);
+        let held = tally.hear(&conversation, &talk)?;
+        tally.ask(&conversation, &talk, &held)?;
         conversation.delete()?;
     }
     let share = |part: usize, all: usize| part as f64 / all.max(1) as f64;
+    println!(
+        "asked {}, answered {:.3}, of {} held {:.3}, tokens forgotten {}",
+        tally.asked,
+        share(tally.answered, tally.asked),
+        tally.asked_held,
+        share(tally.answered_held, tally.asked_held),
+        tally.forgotten,
+    );
     println!(
         "turns {}, told {}, found {}, precision {:.3}, recall {:.3}, contradicted {}, replaced {:.3}, lost {}, search ms {:.0}",
         talks * turns,
@@ -72,7 +101,12 @@ fn main() -> Result<(), Failure> {
 }
 
 impl Tally {
-    fn hear(&mut self, conversation: &Conversation, talk: &[TellingTurn]) -> Result<(), Failure> {
+    /// Returns what is held at the end.
+    fn hear(
+        &mut self,
+        conversation: &Conversation,
+        talk: &[TellingTurn],
+    ) -> Result<Vec<Held>, Failure> {
         let mut held: Vec<Held> = Vec::new();
         for (at, turn) in talk.iter().enumerate() {
             let mut answer = conversation.say(&turn.said).max_tokens(1).send()?;
@@ -123,6 +157,46 @@ impl Tally {
             if was_held {
                 self.contradicted += 1;
                 self.replaced += usize::from(is_found && !is_held(&held, told.replaces));
+            }
+        }
+        Ok(held)
+    }
+
+    /// Asks about everything that was told and still holds, with all turns out of sight.
+    fn ask(
+        &mut self,
+        conversation: &Conversation,
+        talk: &[TellingTurn],
+        held: &[Held],
+    ) -> Result<(), Failure> {
+        self.forgotten += conversation.stats()?.forgotten;
+        for turn in conversation.turns()? {
+            conversation.exclude(turn.turn.number)?;
+        }
+        for (at, turn) in talk.iter().enumerate() {
+            let Some(told) = &turn.told else { continue };
+            let is_later = |later: &TellingTurn| {
+                let later = later.told.as_ref();
+                later.is_some_and(|later| later.replaces == Some(at))
+            };
+            if talk.iter().any(is_later) {
+                continue;
+            }
+            let answer = conversation.say(&told.question).temperature(0.0);
+            let answer = answer.max_tokens(ANSWER_TOKENS).run()?;
+            conversation.retract()?;
+            let value = told.words[0].to_lowercase();
+            let is_right = usize::from(answer.to_lowercase().contains(&value));
+            let is_held = usize::from(is_held(held, Some(at)));
+            self.asked += 1;
+            self.answered += is_right;
+            self.asked_held += is_held;
+            self.answered_held += is_right * is_held;
+            if is_right == 0 {
+                println!(
+                    "asked: {} {answer:?}, not {value}, held {is_held}",
+                    told.question
+                );
             }
         }
         Ok(())

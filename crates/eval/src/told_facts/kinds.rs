@@ -14,6 +14,8 @@ pub(super) struct Kind {
     pub supposes: [&'static str; 2],
     /// Asked about the same thing.
     pub asks: &'static str,
+    /// Asked later of what was told.
+    pub asks_for: &'static str,
     /// With commas between them.
     pub values: &'static str,
 }
@@ -32,6 +34,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Maybe I should try being {V} for a week.",
         ],
         asks: "Is it healthy to be {V}?",
+        asks_for: "What have I told you about what I eat or drink?",
         values: "vegetarian, vegan, pescatarian, lactose intolerant, diabetic, teetotal",
     },
     Kind {
@@ -44,6 +47,7 @@ pub(super) const KINDS: [Kind; 24] = [
         changes: "I'm no longer a {O}: I work as a {V} now.",
         supposes: ["Would I make a good {V}?", "Imagine I worked as a {V}."],
         asks: "What does a {V} earn?",
+        asks_for: "What is my job?",
         values: "nurse, carpenter, lawyer, baker, pilot, farmer, dentist, plumber",
     },
     Kind {
@@ -59,6 +63,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Perhaps {W} will visit {V} some day.",
         ],
         asks: "What should {W} see in {V}?",
+        asks_for: "Where does {W} live?",
         values: "Antwerp, Lisbon, Oslo, Vienna, Dublin, Prague, Seoul, Chicago",
     },
     Kind {
@@ -74,6 +79,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "{W} would be a great {V}, don't you think?",
         ],
         asks: "Which books would a {V} like {W} read?",
+        asks_for: "What is {W}'s job?",
         values: "teacher, gardener, translator, welder, florist, optician, surveyor, midwife",
     },
     Kind {
@@ -89,6 +95,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "I could cook something with {V} tonight.",
         ],
         asks: "Which dishes contain {V}?",
+        asks_for: "What am I allergic to?",
         values: "peanuts, shellfish, celery, sesame, eggs, walnuts, mustard, soya",
     },
     Kind {
@@ -104,6 +111,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "I might go to {V} one day.",
         ],
         asks: "What is the weather like in {V}?",
+        asks_for: "Where do I live?",
         values: "Hamburg, Toronto, Leeds, Porto, Krakow, Nairobi, Lyon, Bergen",
     },
     Kind {
@@ -119,6 +127,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Do you think {W} would like a {V}?",
         ],
         asks: "How old does a {V} get?",
+        asks_for: "Which animal does {W} have?",
         values: "parrot, tortoise, rabbit, greyhound, hamster, ferret, canary, goldfish",
     },
     Kind {
@@ -134,6 +143,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Suppose {W} couldn't eat {V}.",
         ],
         asks: "Can {W} replace {V} in a recipe?",
+        asks_for: "What is {W} allergic to?",
         values: "strawberries, milk, wheat, kiwis, hazelnuts, lupins, fish, apples",
     },
     Kind {
@@ -149,6 +159,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Is {V} a good name for a dog?",
         ],
         asks: "Where does the name {V} come from?",
+        asks_for: "What is my dog called?",
         values: "Biscuit, Rocket, Pepper, Shadow, Ziggy, Cookie, Thunder, Ginger",
     },
     Kind {
@@ -164,6 +175,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Would {V} be a good day for a party?",
         ],
         asks: "Which sign of the zodiac is {V}?",
+        asks_for: "When is my birthday?",
         values: "3 May, 17 August, 9 January, 28 October, 11 June, 22 February, 5 December, 30 April",
     },
     Kind {
@@ -179,6 +191,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Imagine {W} married {V}.",
         ],
         asks: "Is {V} a common name?",
+        asks_for: "Who is {W}'s partner?",
         values: "Robin, Sascha, Kim, Charlie, Jules, Luca, Toni, Rene",
     },
     Kind {
@@ -194,6 +207,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Maybe {W} should learn {V}.",
         ],
         asks: "How hard is {V} for {W} to learn?",
+        asks_for: "Which language does {W} know or learn?",
         values: "Danish, Korean, Portuguese, Arabic, Finnish, Turkish, Czech, Greek",
     },
     Kind {
@@ -209,6 +223,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "I might learn the {V} one day.",
         ],
         asks: "How many keys does a {V} have?",
+        asks_for: "Which instrument do I play?",
         values: "piano, cello, oboe, banjo, harp, trombone, flute, accordion",
     },
     Kind {
@@ -221,6 +236,7 @@ pub(super) const KINDS: [Kind; 24] = [
         changes: "I stopped learning {O}, I'm learning {V} now.",
         supposes: ["How would I say hello in {V}?", "I wish I could speak {V}."],
         asks: "How many people speak {V}?",
+        asks_for: "Which language do I speak or learn?",
         values: "Hungarian, Welsh, Hindi, Swahili, Polish, Dutch, Icelandic, Thai",
     },
     Kind {
@@ -236,6 +252,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "If {W} played {V}, we could watch.",
         ],
         asks: "What are the rules of {V}?",
+        asks_for: "Which sport does {W} do?",
         values: "rugby, handball, badminton, hockey, cricket, volleyball, chess, polo",
     },
     Kind {
@@ -251,6 +268,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "Perhaps {W} will call the baby {V}.",
         ],
         asks: "What does the name {V} mean?",
+        asks_for: "What is {W}'s baby called?",
         values: "Ronja, Emil, Tilda, Bruno, Frieda, Hugo, Lotta, Edda",
     },
     Kind {
@@ -266,6 +284,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "If I had a {V}, I could take everyone along.",
         ],
         asks: "How reliable is a {V}?",
+        asks_for: "Which car do I drive?",
         values: "Volvo, Fiat, Toyota, Renault, Skoda, Honda, Tesla, Peugeot",
     },
     Kind {
@@ -281,6 +300,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "I had {V} for lunch, it was fine.",
         ],
         asks: "How do you make {V}?",
+        asks_for: "What is my favourite dish?",
         values: "lasagne, goulash, ramen, paella, risotto, falafel, gnocchi, pancakes",
     },
     Kind {
@@ -293,6 +313,7 @@ pub(super) const KINDS: [Kind; 24] = [
         changes: "{W} crashed the {O} and drives a {V} now.",
         supposes: ["Would a {V} suit {W}?", "Suppose {W} drove a {V}."],
         asks: "Is a {V} big enough for {W}'s family?",
+        asks_for: "Which car does {W} drive?",
         values: "Saab, Mazda, Opel, Jeep, Lancia, Subaru, Nissan, Dacia",
     },
     Kind {
@@ -308,6 +329,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "{W} might like {V}, who knows.",
         ],
         asks: "Where would {W} get good {V}?",
+        asks_for: "What does {W} like to drink?",
         values: "green tea, espresso, cider, cocoa, buttermilk, lemonade, tomato juice, ginger ale",
     },
     Kind {
@@ -323,6 +345,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "What happens if one takes too much {V}?",
         ],
         asks: "What is {V} good for?",
+        asks_for: "Which medicine do I take?",
         values: "insulin, iron, magnesium, zinc, cortisone, aspirin, thyroxine, melatonin",
     },
     Kind {
@@ -338,6 +361,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "These would fit if my size were {V}.",
         ],
         asks: "What is size {V} in centimetres?",
+        asks_for: "What is my shoe size?",
         values: "36, 37, 38, 39, 41, 42, 44, 46",
     },
     Kind {
@@ -353,6 +377,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "If {W} met {V}, what would happen?",
         ],
         asks: "Why are people afraid of {V}?",
+        asks_for: "What is {W} afraid of?",
         values: "spiders, snakes, clowns, wasps, heights, needles, moths, geese",
     },
     Kind {
@@ -368,6 +393,7 @@ pub(super) const KINDS: [Kind; 24] = [
             "If {W} had studied {V}, things would be different.",
         ],
         asks: "What can {W} do with {V} later?",
+        asks_for: "What does {W} study?",
         values: "geology, medicine, history, philosophy, physics, economics, linguistics, archaeology",
     },
 ];

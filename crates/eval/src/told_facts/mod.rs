@@ -34,6 +34,8 @@ pub struct Told {
     pub words: Vec<String>,
     /// The turn that told what holds no more.
     pub replaces: Option<usize>,
+    /// What it answers.
+    pub question: String,
 }
 
 impl Told {
@@ -98,6 +100,7 @@ pub fn telling_talk(set: TalkSet, number: usize, turns: usize, told: usize) -> V
         said[at].told = Some(Told {
             words: facts[i].words(),
             replaces: facts[i].replaces.map(|before| 2 * slots[before] + 1),
+            question: filled(facts[i].kind.asks_for, PEOPLE[facts[i].person].1, "", ""),
         });
     }
     said
