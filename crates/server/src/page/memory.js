@@ -16,6 +16,7 @@ const PLACES = {
   disk: "on disk", ids: "ids on disk", passed: "outside the window", gone: "forgotten",
 };
 
+const RANKED_BY = { words: "by its words", encoder: "by its meaning", neighbour: "by the turn after it" };
 const TURN_PLACES = { visible: "visible", hidden: "hidden", spilled: "on disk", ids: "ids on disk" };
 
 function codecClass(codec) {
@@ -165,7 +166,8 @@ function strength(turn) {
 }
 
 function turnWords(turn) {
-  const relevance = turn.relevance == null ? "relevance unknown" : `relevance ${turn.relevance.toFixed(2)}`;
+  const by = turn.ranked_by ? ` ${RANKED_BY[turn.ranked_by]}` : "";
+  const relevance = turn.relevance == null ? "relevance unknown" : `relevance ${turn.relevance.toFixed(2)}${by}`;
   return `turn ${turn.number}: ${turn.tokens} tokens, ${TURN_PLACES[turn.place]}, ${relevance}`;
 }
 
