@@ -96,11 +96,9 @@ pub struct haversack_listed {
 
 impl haversack_facts {
     pub(crate) fn new(facts: Vec<FactView>) -> haversack_facts {
-        let entry = |mut fact: FactView| {
-            let text = Text::with_length(std::mem::take(&mut fact.text));
-            (fact, text)
-        };
-        haversack_facts(facts.into_iter().map(entry).collect())
+        haversack_facts(with_texts(facts, |fact| {
+            Text::with_length(std::mem::take(&mut fact.text))
+        }))
     }
 }
 
@@ -117,11 +115,9 @@ impl haversack_turns {
 
 impl haversack_conversations {
     pub(crate) fn new(conversations: Vec<ListedSession>) -> haversack_conversations {
-        let entry = |mut listed: ListedSession| {
-            let name = Text::new(std::mem::take(&mut listed.name));
-            (listed, name)
-        };
-        haversack_conversations(conversations.into_iter().map(entry).collect())
+        haversack_conversations(with_texts(conversations, |listed| {
+            Text::new(std::mem::take(&mut listed.name))
+        }))
     }
 }
 
@@ -129,6 +125,15 @@ impl haversack_page {
     pub(crate) fn new(page: String) -> haversack_page {
         haversack_page(Text::with_length(page))
     }
+}
+
+/// Entries, each with the text that was taken out of it.
+fn with_texts<T>(entries: Vec<T>, take: impl Fn(&mut T) -> Text) -> Vec<(T, Text)> {
+    let pair = |mut entry: T| {
+        let text = take(&mut entry);
+        (entry, text)
+    };
+    entries.into_iter().map(pair).collect()
 }
 
 /// The entry of this index.
