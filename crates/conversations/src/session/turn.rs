@@ -861,9 +861,9 @@ impl Sessions {
         text: &str,
         embedding: Option<&Embedding>,
     ) -> SessionResult<Vec<(u64, Rank)>> {
+        self.index_words(runtime, id)?;
         let layout = self.shared_layout();
         let session = self.session_mut(runtime, id)?;
-        session.index_words(runtime, &layout, embedding.is_some())?;
         let question = RankedQuestion { text, embedding };
         let ranks = session.ranks(&layout, &question)?;
         let turns = session.transcript.turns().map(|turn| turn.number);
@@ -891,6 +891,18 @@ impl Sessions {
         Ok((bytes, fits(runtime, Some(sequence), coming)?))
     }
 
+    /// Brings the index of words up to date, if the budget has room for it.
+    fn index_words(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
+        let (layout, has_encoder) = (self.shared_layout(), self.has_encoder());
+        let session = self.session_mut(runtime, id)?;
+        session.index_words(runtime, &layout, has_encoder)?;
+        if self.hold(runtime).is_err() {
+            // Words can be read again.
+            self.session_mut(runtime, id)?.words.clear();
+        }
+        Ok(())
+    }
+
     fn prepare(
         &mut self,
         runtime: &mut Runtime,
@@ -900,12 +912,7 @@ impl Sessions {
         told: Vec<u64>,
     ) -> SessionResult<PreparedTurn> {
         let (layout, encoder) = (self.shared_layout(), self.encoder());
-        let session = self.session_mut(runtime, id)?;
-        session.index_words(runtime, &layout, encoder.is_some())?;
-        if self.hold(runtime).is_err() {
-            // Words can be read again.
-            self.session_mut(runtime, id)?.words.clear();
-        }
+        self.index_words(runtime, id)?;
         self.hold_for(runtime, id)?;
         let tokens = || match asked.tokens {
             Some(tokens) => Ok(tokens.to_vec()),
