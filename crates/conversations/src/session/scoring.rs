@@ -78,8 +78,8 @@ const AFTER: f32 = 0.9;
 /// How much of what turns with a name have in common is left out of their cosines.
 const SHARED: f32 = 0.5;
 
-/// How much words add to a cosine, of what is missing to 1: this many times their share of the best possible score; half as much
-/// where a name leads to the turns.
+/// How much words add to a cosine, of what is missing to 1: this many times their share of the best possible score; half
+/// as much where a name leads to the turns.
 const WORDS: f32 = 2.0;
 const WORDS_BESIDE_NAMES: f32 = 1.0;
 
@@ -206,13 +206,11 @@ impl Asked {
         embedding: &dyn Fn(usize) -> Option<StoredEmbedding>,
         all: &[Evidence],
     ) {
-        let naming: Vec<usize> = (0..all.len()).filter(|&i| all[i].is_naming).collect();
-        if naming.is_empty() {
+        let naming = (0..all.len()).filter(|&i| all[i].is_naming);
+        let Some(naming) = mean_embedding(naming, embedding) else {
             return;
-        }
-        let every: Vec<usize> = (0..all.len()).collect();
-        let means = [&naming, &every].map(|turns| mean_embedding(turns, embedding));
-        let [Some(naming), Some(every)] = means else {
+        };
+        let Some(every) = mean_embedding(0..all.len(), embedding) else {
             return;
         };
         let common = Embedding::of(std::array::from_fn(|k| naming[k] - every[k]));
@@ -245,13 +243,13 @@ const MEAN_OF: usize = 1024;
 
 /// The mean of the embeddings of these turns, or of evenly spaced ones of them; `None` where none has one.
 fn mean_embedding(
-    turns: &[usize],
+    turns: impl Iterator<Item = usize> + Clone,
     embedding: &dyn Fn(usize) -> Option<StoredEmbedding>,
 ) -> Option<[f32; DIMENSIONS]> {
     let mut sum = [0.0; DIMENSIONS];
     let mut count = 0.0;
-    let some = turns.iter().step_by(turns.len().div_ceil(MEAN_OF).max(1));
-    for stored in some.filter_map(|&i| embedding(i)) {
+    let step = turns.clone().count().div_ceil(MEAN_OF).max(1);
+    for stored in turns.step_by(step).filter_map(embedding) {
         count += 1.0;
         for (sum, value) in sum.iter_mut().zip(stored.values()) {
             *sum += value;
