@@ -5,9 +5,9 @@
 //! evidence shown, of those that one turn answers, of each kind, and the tokens of the turns shown.
 
 use haversack_conversations::session::relevance::Relevance;
-use haversack_conversations::session::words::{WordHashes, words_of};
-use haversack_conversations::session::{RankedQuestion, scoring};
-use haversack_engine::encoder::{Embedding, Encoder, EncoderOptions, StoredEmbedding};
+use haversack_conversations::session::words::{WordHashes, words_of_turn};
+use haversack_conversations::session::{QuestionEmbedding, RankedQuestion, scoring};
+use haversack_engine::encoder::{Encoder, EncoderOptions, StoredEmbedding};
 use haversack_eval::coverage::{ANSWER_TOKENS, Coverage, ShownTurns, estimated_tokens};
 use haversack_eval::long_talk::{Hardness, LongQuestion, LongTalk, TURNS, TalkSet, long_talk};
 use serde_json::Value;
@@ -43,7 +43,7 @@ struct EmbeddedTalk {
 
 struct EmbeddedQuestion<'a> {
     question: &'a LongQuestion,
-    embedding: Embedding,
+    embedding: QuestionEmbedding,
 }
 
 impl EmbeddedTalk {
@@ -56,7 +56,7 @@ impl EmbeddedTalk {
             // As a session embeds a turn.
             let text = format!("{said}\n{answered}");
             embedded.embeddings.push(encoder.embed(&text)?.store());
-            embedded.words.push(words_of(&text));
+            embedded.words.push(words_of_turn(said, answered));
         }
         Ok(embedded)
     }
@@ -69,7 +69,7 @@ fn best_first(scores: &[f32]) -> Vec<usize> {
 }
 
 fn by_encoder(talk: &EmbeddedTalk, asked: &EmbeddedQuestion<'_>) -> Vec<usize> {
-    let question = asked.embedding.store();
+    let question = asked.embedding.whole().store();
     let turns = talk.embeddings.iter();
     best_first(
         &turns
@@ -152,7 +152,7 @@ fn main() -> Result<(), Failure> {
         for question in &talk.asked {
             let asked = EmbeddedQuestion {
                 question,
-                embedding: encoder.embed(&question.question)?,
+                embedding: QuestionEmbedding::new(&encoder, &question.question)?,
             };
             for ((_, choose), found) in CONTENDERS.iter().zip(&mut found) {
                 let order = choose(&embedded, &asked);

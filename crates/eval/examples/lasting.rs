@@ -1,4 +1,7 @@
-//! Conversations that last, measured: `cargo run --release -p haversack-eval --example lasting -- WHAT MODEL [ENCODER_DIR] [COUNT]`
+//! Conversations that last, measured: `cargo run --release -p haversack-eval --example lasting -- WHAT MODEL [ENCODER_DIR] [COUNT] [MIB]`
+//!
+//! Where only the number of turns counts, MODEL `random` is a tiny one of random weights, and ENCODER_DIR `random` embeds
+//! without meaning. MIB is the budget.
 //!
 //! | what | |
 //! |---|---|
@@ -10,8 +13,10 @@
 
 use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::turns::{Turn, TurnPlace};
-use haversack_conversations::session::{SessionId, SessionOptions, SessionSettings, Sessions};
-use haversack_engine::encoder::{Encoder, EncoderOptions};
+use haversack_conversations::session::{
+    Embed, QuestionEmbedding, SessionId, SessionOptions, SessionSettings, Sessions,
+};
+use haversack_engine::encoder::{Embedding, Encoder, EncoderError, EncoderOptions};
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions};
 use haversack_engine::sample::{SampleOptions, Sampler};
 use haversack_engine::{Codec, KvForm, KvOptions, Model, Retention, Runtime, RuntimeOptions};
@@ -20,6 +25,7 @@ use haversack_eval::long_talk::{LongTalk, TURNS, TalkSet, long_talk};
 use haversack_eval::stats::Spread;
 use haversack_eval::talk::{overlap, seen, small_talk};
 use haversack_memory::usage::ProcessUsage;
+use haversack_testing::models::Spec;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,18 +43,23 @@ const PERSISTENT: &str =
     "You are a helpful assistant with a good memory. Answer in one short sentence.";
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: lasting turns|gaps|sessions|ranks|switch MODEL [ENCODER_DIR] [COUNT]";
+    let usage = "usage: lasting turns|gaps|sessions|ranks|switch MODEL [ENCODER_DIR] [COUNT] [MIB]";
     let mut args = std::env::args().skip(1);
     let (what, model) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
     // `-` is none.
     let encoder = args.next().filter(|folder| folder != "-");
     let count = args.next().map(|n| n.parse::<usize>()).transpose()?;
-    let model = haversack_eval::load(Path::new(&model))?;
+    let mib = args.next().map(|n| n.parse::<usize>()).transpose()?;
     let folder = std::env::temp_dir().join(format!("haversack-lasting-{}", std::process::id()));
+    let model = match model.as_str() {
+        "random" => random_model(&folder)?,
+        model => haversack_eval::load(Path::new(model))?,
+    };
     let budget_bytes = match what.as_str() {
         "switch" => SWITCH_BYTES,
         _ => BUDGET_BYTES,
     };
+    let budget_bytes = mib.map_or(budget_bytes, |mib| mib << 20);
     let encoder = encoder.as_deref().map(Path::new);
     let mut made = Made::new(&model, &folder, encoder, budget_bytes)?;
     let done = match what.as_str() {
@@ -63,10 +74,45 @@ fn main() -> Result<(), Failure> {
     done
 }
 
+/// Small enough to read ten thousand turns in minutes. A token is a byte or two.
+fn random_model(folder: &Path) -> Result<Arc<Model>, Failure> {
+    let spec = Spec {
+        layers: 1,
+        dim: 64,
+        ffn: 64,
+        heads: 2,
+        kv_heads: 1,
+        context: 4096,
+        ..Spec::named("llama").ok_or("no such model")?
+    };
+    std::fs::create_dir_all(folder)?;
+    let path = folder.join("random.gguf");
+    spec.write_file(&path)?;
+    Ok(haversack_eval::load(&path)?)
+}
+
+/// Directions that follow from the bytes of a text: as long to compare as others.
+struct RandomEncoder;
+
+impl Embed for RandomEncoder {
+    fn embed(&self, text: &str) -> Result<Embedding, EncoderError> {
+        let seed = text.bytes().fold(27, |seed: u64, byte| {
+            (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let mut dice = Dice::new(seed, &[]);
+        let direction = std::array::from_fn(|_| dice.below(2001) as f32 - 1000.0);
+        Embedding::of(direction).ok_or(EncoderError::NoDirection)
+    }
+
+    fn is_quick(&self) -> bool {
+        true
+    }
+}
+
 struct Made {
     runtime: Runtime,
     sessions: Sessions,
-    encoder: Option<Arc<Encoder>>,
+    encoder: Option<Arc<dyn Embed>>,
     layout: ChatLayout,
     folder: PathBuf,
     filler: Vec<(String, String)>,
@@ -100,7 +146,12 @@ impl Made {
             ..SessionOptions::default()
         };
         let mut sessions = Sessions::new(&runtime, options)?;
-        let open = |folder| Encoder::open(folder, &EncoderOptions::default()).map(Arc::new);
+        let open = |folder: &Path| -> Result<Arc<dyn Embed>, EncoderError> {
+            match folder.to_str() {
+                Some("random") => Ok(Arc::new(RandomEncoder)),
+                _ => Ok(Arc::new(Encoder::open(folder, &EncoderOptions::default())?)),
+            }
+        };
         let encoder = encoder.map(open).transpose()?;
         if let Some(encoder) = &encoder {
             sessions = sessions.with_encoder(encoder.clone());
@@ -314,7 +365,8 @@ fn ranks(made: &mut Made, count: usize) -> Result<(), Failure> {
         for asked in talks.iter().flat_map(|talk| &talk.asked).take(200) {
             let encoder = made.encoder.as_ref();
             let asked = &asked.question;
-            let embedding = encoder.map(|encoder| encoder.embed(asked)).transpose()?;
+            let embedding = encoder.map(|encoder| QuestionEmbedding::new(&**encoder, asked));
+            let embedding = embedding.transpose()?;
             let start = Instant::now();
             let runtime = &mut made.runtime;
             let ranked = made

@@ -5,7 +5,7 @@ use crate::client::{AnswerEvents, Client};
 use crate::error::Error;
 use crate::options::EventOptions;
 use haversack_conversations::scheduler::{Priority, Request, RequestKind};
-use haversack_conversations::session::Requester;
+use haversack_conversations::session::{QuestionEmbedding, Requester};
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{Constraint, SampleOptions};
 use haversack_memory::clock::now_ms;
@@ -297,7 +297,8 @@ impl Prompt {
                 RequestKind::Turn {
                     session,
                     // Without one every turn in memory stays visible.
-                    embedding: encoder.and_then(|encoder| encoder.embed(&self.text).ok()),
+                    embedding: encoder
+                        .and_then(|encoder| QuestionEmbedding::new(&**encoder, &self.text).ok()),
                     tokens: Some(self.client.texts()?.question(&self.text)?),
                     text: self.text,
                     now_ms: now_ms(),

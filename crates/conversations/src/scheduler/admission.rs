@@ -354,7 +354,7 @@ impl<'a> Admission<'a> {
             let asked = AskedQuestion {
                 text: &turn.text,
                 tokens: Some(&turn.question),
-                embedding: turn.embedding,
+                embedding: turn.embedding.as_ref(),
                 now_ms: turn.now_ms,
             };
             let begun = sessions.begin(runtime, id, asked, &turn.options)?;

@@ -8,8 +8,8 @@
 use super::plan::Priority;
 use super::queue::QueueFull;
 use super::row_limit::{RowLimit, RowLimitError};
+use crate::session::QuestionEmbedding;
 use crate::session::{Requester, SessionError, SessionRead, TurnAnswer};
-use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::{Completed, Sampled};
 use haversack_engine::runtime::{GenerateOptions, SequenceUsage, StepError};
 use haversack_engine::sample::{Constraint, SampleError, SampleOptions};
@@ -59,7 +59,7 @@ pub enum RequestKind {
         /// requests wait for it.
         tokens: Option<Vec<u32>>,
         /// Of the text. `None`: computed when the turn begins, while other requests wait for it.
-        embedding: Option<Embedding>,
+        embedding: Option<QuestionEmbedding>,
         now_ms: u64,
     },
     /// Something that a session reads without answering. Turns of it wait until it is over.

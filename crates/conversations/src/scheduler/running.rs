@@ -5,11 +5,11 @@ use super::prefix_cache::{PrefixKey, PrefixMatch, PromptBeingRead, checkpoints};
 use super::queue::QueuedRequest;
 use super::request::RequestId;
 use super::row_limit::RowLimit;
+use crate::session::QuestionEmbedding;
 use crate::session::{
     BegunRead, Owner, ReadInProgress, Requester, SessionName, SessionRead, TurnInProgress,
 };
 use haversack_cache::Annotation;
-use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::completion::Completion;
 use haversack_engine::runtime::options::Policy;
 use haversack_engine::runtime::{
@@ -107,7 +107,7 @@ pub(super) struct PreparedTurn {
     pub text: String,
     /// The text in tokens.
     pub question: Vec<u32>,
-    pub embedding: Option<Embedding>,
+    pub embedding: Option<QuestionEmbedding>,
     pub now_ms: u64,
     pub options: GenerateOptions,
     /// [`Resources::releases`](super::resources::Resources::releases) when it found no memory.

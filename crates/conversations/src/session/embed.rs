@@ -1,5 +1,6 @@
 //! The encoder as sessions see it: text in, embedding out.
 
+use super::stems::split_by_person;
 use haversack_engine::encoder::{Embedding, Encoder, EncoderError};
 use haversack_memory::background;
 use std::sync::Arc;
@@ -38,17 +39,42 @@ pub(crate) fn embed_later(encoder: Arc<dyn Embed>, text: String) -> JoinHandle<O
     })
 }
 
-/// Runs `other` while the encoder embeds the text on a thread of its own.
+/// A question as an encoder has it.
+#[derive(Clone, Debug)]
+pub struct QuestionEmbedding {
+    pub(super) whole: Embedding,
+    /// Of a question about "my dentist": who that is, and what is asked of them.
+    pub(super) parts: Option<Box<[Embedding; 2]>>,
+}
+
+impl QuestionEmbedding {
+    pub fn new(encoder: &dyn Embed, question: &str) -> Result<QuestionEmbedding, EncoderError> {
+        let parts = match split_by_person(question) {
+            Some([who, what]) => Some(Box::new([encoder.embed(&who)?, encoder.embed(&what)?])),
+            None => None,
+        };
+        Ok(QuestionEmbedding {
+            whole: encoder.embed(question)?,
+            parts,
+        })
+    }
+
+    pub fn whole(&self) -> &Embedding {
+        &self.whole
+    }
+}
+
+/// Runs `other` while the encoder embeds a question on a thread of its own.
 pub(super) fn embed_while<T>(
     encoder: Option<&dyn Embed>,
-    text: &str,
+    question: &str,
     other: impl FnOnce() -> T,
-) -> (T, Result<Option<Embedding>, EncoderError>) {
+) -> (T, Result<Option<QuestionEmbedding>, EncoderError>) {
     let Some(encoder) = encoder else {
         return (other(), Ok(None));
     };
     std::thread::scope(|scope| {
-        let embedding = scope.spawn(|| encoder.embed(text));
+        let embedding = scope.spawn(|| QuestionEmbedding::new(encoder, question));
         let value = other();
         // If the encoder panicked, nothing is judged.
         let embedding = embedding.join().map_or(Ok(None), |e| e.map(Some));

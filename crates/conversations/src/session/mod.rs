@@ -90,14 +90,15 @@ mod stems;
 mod texts;
 mod transcript;
 mod turn;
+mod turn_index;
 pub mod turns;
 mod undo;
 pub mod words;
 
 pub(crate) use condensing::{AWAITED_TOKENS_MAX, RebuildShare};
 pub use condensing::{CondenseOutcome, RebuildError, RebuildProgress, STEP_TOKENS_MAX};
-pub use embed::Embed;
 pub(crate) use embed::embed_later;
+pub use embed::{Embed, QuestionEmbedding};
 pub use error::{SessionError, SessionResult, SharedError};
 pub use folder::{RemovalCause, RemovedSession, SessionFolder};
 pub use identity::Identity;

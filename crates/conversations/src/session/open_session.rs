@@ -19,9 +19,9 @@ use super::report::{
 use super::residency::Residency;
 use super::slots::SessionId;
 use super::transcript::{Deferred, Fact, Transcript};
+use super::turn_index::TurnIndex;
 use super::turns::{Turn, TurnPlace, is_in_block};
 use super::undo::TurnUndo;
-use super::words::WordIndex;
 use haversack_cache::Image;
 use haversack_engine::encoder::Embedding;
 use haversack_engine::runtime::{Runtime, SequenceId, StepError};
@@ -73,7 +73,7 @@ pub(super) struct OpenSession {
     pub log: SessionLog,
     pub condensing: Condensing,
     /// Of the turns.
-    pub words: WordIndex,
+    pub index: TurnIndex,
     /// For the last question; reports show it.
     pub decision: LastDecision,
     pub counters: SessionCounters,
@@ -100,7 +100,7 @@ impl OpenSession {
             residency,
             log,
             condensing: Condensing::default(),
-            words: WordIndex::default(),
+            index: TurnIndex::default(),
             decision: LastDecision::default(),
             counters: SessionCounters::default(),
             is_answering: false,
@@ -368,7 +368,7 @@ impl OpenSession {
         self.transcript.heap_bytes()
             + self.residency.heap_bytes()
             + self.log.heap_bytes()
-            + self.words.heap_bytes()
+            + self.index.heap_bytes()
             + self.decision.heap_bytes()
     }
 
@@ -536,7 +536,7 @@ impl OpenSession {
     fn take_out(&mut self, i: usize) -> Turn {
         let stored = self.transcript.turns.remove(i);
         let turn = stored.turn.number;
-        self.words.remove(turn);
+        self.index.remove(turn);
         self.log.note(LogChange::Forgotten { turn });
         self.log
             .release(&stored, &self.transcript, &mut self.residency);

@@ -13,7 +13,8 @@ use super::record::TurnRecord;
 use super::relevance::Relevance;
 use super::scoring::{self, Rank, RankedQuestion};
 use super::transcript::{StoredRecord, StoredTurn, Transcript};
-use super::words::{WordIndex, words_of};
+use super::turn_index::{IndexLimits, IndexedTurn, TurnIndex};
+use super::words::{WordHashes, words_of_turn};
 use haversack_engine::encoder::StoredEmbedding;
 use haversack_memory::journal::JournalMap;
 use std::borrow::Cow;
@@ -50,36 +51,35 @@ impl Ranker<'_> {
     }
 
     /// The words of a turn; none if its record cannot be read.
-    fn words<'s>(&self, stored: &StoredTurn, index: &'s WordIndex) -> Cow<'s, [u32]> {
-        if let Some(words) = index.get(stored.turn.number) {
-            return Cow::Borrowed(words);
-        }
-        let text = || {
+    fn words(&self, stored: &StoredTurn) -> WordHashes {
+        let words = || {
             let record = TurnRecord::read(self.record(stored)?).ok()?;
             let (question, answer) = self.layout.turn_texts(&record).ok()?;
-            Some(format!("{question}\n{answer}"))
+            Some(words_of_turn(&question, &answer))
         };
-        Cow::Owned(text().map_or(Vec::new(), |text| words_of(&text).into_vec()))
+        words().unwrap_or_default()
     }
 
-    /// Brings the index up to date, as far as it may grow: with all turns, or with those that embeddings don't rank.
-    pub fn update(&self, index: &mut WordIndex, has_all: bool, bytes_max: usize) {
+    fn embedding(&self, stored: &StoredTurn) -> Option<StoredEmbedding> {
+        let bytes = self.record(stored)?;
+        StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()
+    }
+
+    /// Brings the index up to date, as far as it may grow: with the words of all turns, or of those that embeddings don't
+    /// rank.
+    pub fn update(&self, index: &mut TurnIndex, has_all: bool, limits: IndexLimits) {
         let turns = &self.transcript.turns;
         let is_new = |stored: &&StoredTurn| stored.turn.number >= index.next();
         let known = turns.len() - turns.iter().rev().take_while(is_new).count();
         for i in known..turns.len() {
             let stored = &turns[i];
             let number = stored.turn.number;
-            let has_embedding = || {
-                let bytes = self.record(stored).and_then(TurnRecord::embedding);
-                bytes.is_some_and(|bytes| !bytes.is_empty())
-            };
-            if has_all || !has_embedding() {
-                let words = self.words(stored, index).into_owned();
-                // What has no room is read for each question; to look for more would read it once more.
-                if !index.add(number, words.into(), bytes_max) {
-                    return;
-                }
+            let embedding = self.embedding(stored);
+            let needs_words = has_all || embedding.is_none();
+            let words = needs_words.then(|| self.words(stored));
+            // What has no room is read for each question; to look for more would read it once more.
+            if !index.add(number, words, embedding, limits) {
+                return;
             }
             index.set_next(number + 1);
         }
@@ -90,14 +90,21 @@ impl Ranker<'_> {
         &self,
         question: &RankedQuestion<'_>,
         relevance: Relevance,
-        index: &WordIndex,
+        index: &TurnIndex,
     ) -> Vec<Option<Rank>> {
         let turns = &self.transcript.turns;
-        let embedding = |i: usize| {
-            let bytes = self.record(&turns[i])?;
-            StoredEmbedding::from_bytes(TurnRecord::embedding(bytes)?).ok()
+        let mut indexed = index.in_order();
+        let indexed: Vec<Option<&IndexedTurn>> = (turns.iter())
+            .map(|stored| indexed.find(stored.turn.number))
+            .collect();
+        let embedding = |i: usize| match indexed[i].and_then(|turn| turn.embedding.as_deref()) {
+            Some(&embedding) => Some(embedding),
+            None => self.embedding(&turns[i]),
         };
-        let words = |i: usize| self.words(&turns[i], index);
+        let words = |i: usize| match indexed[i].and_then(|turn| turn.words.as_deref()) {
+            Some(words) => Cow::Borrowed(words),
+            None => Cow::Owned(self.words(&turns[i]).into_vec()),
+        };
         scoring::ranks(question, relevance, turns.len(), &embedding, &words)
     }
 }

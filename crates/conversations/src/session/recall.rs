@@ -12,12 +12,16 @@ use super::ranking::Ranker;
 use super::relevance::Relevance;
 use super::residency::fits;
 use super::scoring::{Rank, RankedQuestion};
+use super::turn_index::IndexLimits;
 use super::turns::TurnPlace;
 use haversack_engine::runtime::{Runtime, SequenceId};
 
-/// Bytes that the words of a session's turns take at most; and as one part in this many of the budget.
-const WORDS_BYTES_MAX: usize = 1 << 20;
+/// Bytes that the index of a session's turns takes at most, and one part in how many of the budget: enough for twenty
+/// thousand turns. Words are dearer to read again: the model's tokens have to be made text.
+const WORDS_BYTES_MAX: usize = 4 << 20;
 const WORDS_SHARE: usize = 64;
+const EMBEDDINGS_BYTES_MAX: usize = 8 << 20;
+const EMBEDDINGS_SHARE: usize = 32;
 
 /// Turns that are about to be seen again.
 #[derive(Debug, Default)]
@@ -31,8 +35,8 @@ pub(super) struct RecalledTurns {
 }
 
 impl OpenSession {
-    /// Brings the words of the turns up to date, as far as they may be kept in memory and turns are chosen at all.
-    pub fn index_words(
+    /// Brings the index of the turns up to date, as far as it may be kept in memory and turns are chosen at all.
+    pub fn index_turns(
         &mut self,
         runtime: &Runtime,
         layout: &ChatLayout,
@@ -42,10 +46,13 @@ impl OpenSession {
             return Ok(());
         }
         let budget = runtime.ledger().budget.unwrap_or(usize::MAX);
-        let bytes_max = WORDS_BYTES_MAX.min(budget / WORDS_SHARE);
+        let limits = IndexLimits {
+            words: WORDS_BYTES_MAX.min(budget / WORDS_SHARE),
+            embeddings: EMBEDDINGS_BYTES_MAX.min(budget / EMBEDDINGS_SHARE),
+        };
         let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
         let has_all = !has_encoder || self.limits.relevance.adds_words();
-        ranker.update(&mut self.words, has_all, bytes_max);
+        ranker.update(&mut self.index, has_all, limits);
         Ok(())
     }
 
@@ -56,7 +63,7 @@ impl OpenSession {
         question: &RankedQuestion<'_>,
     ) -> SessionResult<Vec<Option<Rank>>> {
         let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
-        Ok(ranker.ranks(question, self.limits.relevance, &self.words))
+        Ok(ranker.ranks(question, self.limits.relevance, &self.index))
     }
 
     /// Decides what the answer to a question sees, and makes it so, with room for the `coming` tokens of both.

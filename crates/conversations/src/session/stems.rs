@@ -23,9 +23,63 @@ const FUNCTION_WORDS: &str = "
     pelo qual quem são seu sua tem uma você
 ";
 
+/// Words for somebody who was named before, as a sentence begins with them, in the same languages. Where a language does
+/// without ("Es médico"), sentences have none of them.
+const PRONOUNS: &str = "
+    he she it they his her hers its their theirs
+    er sie es ihr ihre sein seine
+    il elle ils elles son sa ses leur leurs
+    él ella ellos ellas
+    lei lui loro
+    ele ela eles elas
+";
+
+/// Words that say whose somebody is, before the word for who it is.
+const POSSESSIVES: &str = "
+    my our mein meine meinem meinen meiner meines unser unsere unserem unseren unserer mon ma mes notre nos mi mis
+    nuestro nuestra mio mia meu minha nosso nossa
+";
+
 /// Whether a word in lower case is one of them.
 pub(super) fn is_function_word(word: &str) -> bool {
     FUNCTION_WORDS.split_whitespace().any(|empty| empty == word)
+}
+
+/// Whether a sentence of the text begins with a pronoun: who it is about was named before.
+pub(super) fn begins_with_pronoun(text: &str) -> bool {
+    let sentences = text.split(['.', '?', '!', '…', ':', '\n']);
+    let mut first = sentences.filter_map(|sentence| {
+        let mut words = sentence.split(|c: char| !c.is_alphanumeric());
+        words.find(|word| !word.is_empty())
+    });
+    first.any(|word| {
+        let word = word.to_lowercase();
+        PRONOUNS.split_whitespace().any(|pronoun| pronoun == word)
+    })
+}
+
+/// A question that says who somebody is to the one who asks ("Where does my dentist live?"), in two: "my dentist?" and
+/// "Where does live?". What they are called is told in one turn, and the rest in another.
+pub(super) fn split_by_person(question: &str) -> Option<[String; 2]> {
+    let mut before: Option<usize> = None;
+    let mut start = 0;
+    for part in question.split_inclusive(|c: char| !c.is_alphanumeric()) {
+        let word = part.trim_end_matches(|c: char| !c.is_alphanumeric());
+        let end = start + word.len();
+        let lower = word.to_lowercase();
+        if let Some(begin) = before.take()
+            && !word.is_empty()
+            && !is_function_word(&lower)
+        {
+            let rest = format!("{}{}", &question[..begin], question[end..].trim_start());
+            return Some([format!("{}?", &question[begin..end]), rest]);
+        }
+        let is_possessive = POSSESSIVES.split_whitespace().any(|mine| mine == lower);
+        // A space follows, and nothing that ends a sentence.
+        before = (is_possessive && part.ends_with(' ')).then_some(start);
+        start += part.len();
+    }
+    None
 }
 
 /// Takes the usual English endings off a word in lower case. Words with other letters than those of English are as they are.
@@ -74,6 +128,49 @@ mod tests {
             });
             let stems: Vec<String> = stems.collect();
             assert!(stems.iter().all(|stem| *stem == stems[0]), "{stems:?}");
+        }
+    }
+
+    #[test]
+    fn sentences_that_begin_with_a_pronoun() {
+        for text in [
+            "She got the job.",
+            "It rains. He's at home, I think.",
+            "So: ils sont là",
+            "Er schläft",
+            "Nora rang. Hers?No",
+        ] {
+            assert!(begins_with_pronoun(text), "{text}");
+        }
+        for text in [
+            "I saw her.",
+            "Nora rang, she was late",
+            "Heather rang.",
+            "…",
+            "",
+        ] {
+            assert!(!begins_with_pronoun(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_question_about_my_dentist_is_two() {
+        let parts = |question| split_by_person(question).map(|parts| parts.join(" | "));
+        for (question, expected) in [
+            (
+                "Where does my dentist live?",
+                "my dentist? | Where does live?",
+            ),
+            ("My boss: what is he like?", "My boss? | : what is he like?"),
+            (
+                "Wo wohnt meine Zahnärztin?",
+                "meine Zahnärztin? | Wo wohnt ?",
+            ),
+        ] {
+            assert_eq!(parts(question).as_deref(), Some(expected));
+        }
+        for question in ["Where does Nora live?", "Is it my, his or hers?", "my", ""] {
+            assert_eq!(parts(question), None, "{question}");
         }
     }
 

@@ -9,7 +9,7 @@
 //! which takes its place again if the turn is dropped.
 
 use super::condensing::{RebuildReading, STEP_TOKENS_MAX};
-use super::embed::{embed_later, embed_while};
+use super::embed::{QuestionEmbedding, embed_later, embed_while};
 use super::error::{SessionError, SessionResult};
 use super::layout::ChatLayout;
 use super::log::{RunningSave, StartedSave};
@@ -56,7 +56,7 @@ struct PreparedTurn {
 struct Question<'a> {
     text: &'a str,
     tokens: Vec<u32>,
-    embedding: Option<Embedding>,
+    embedding: Option<QuestionEmbedding>,
     has_encoder: bool,
     /// Tokens of the question, the longest answer and its ending.
     coming: u64,
@@ -84,7 +84,7 @@ pub struct AskedQuestion<'a> {
     /// From [`SessionTexts::question`](super::SessionTexts::question). `None`: made when the turn begins.
     pub tokens: Option<&'a [u32]>,
     /// `None`: made when the turn begins.
-    pub embedding: Option<Embedding>,
+    pub embedding: Option<&'a QuestionEmbedding>,
     pub now_ms: u64,
 }
 
@@ -859,9 +859,9 @@ impl Sessions {
         runtime: &mut Runtime,
         id: SessionId,
         text: &str,
-        embedding: Option<&Embedding>,
+        embedding: Option<&QuestionEmbedding>,
     ) -> SessionResult<Vec<(u64, Rank)>> {
-        self.index_words(runtime, id)?;
+        self.index_turns(runtime, id)?;
         let layout = self.shared_layout();
         let session = self.session_mut(runtime, id)?;
         let question = RankedQuestion { text, embedding };
@@ -891,14 +891,14 @@ impl Sessions {
         Ok((bytes, fits(runtime, Some(sequence), coming)?))
     }
 
-    /// Brings the index of words up to date, if the budget has room for it.
-    fn index_words(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
+    /// Brings the index of turns up to date, if the budget has room for it.
+    fn index_turns(&mut self, runtime: &mut Runtime, id: SessionId) -> SessionResult {
         let (layout, has_encoder) = (self.shared_layout(), self.has_encoder());
         let session = self.session_mut(runtime, id)?;
-        session.index_words(runtime, &layout, has_encoder)?;
+        session.index_turns(runtime, &layout, has_encoder)?;
         if self.hold(runtime).is_err() {
-            // Words can be read again.
-            self.session_mut(runtime, id)?.words.clear();
+            // It can be made again.
+            self.session_mut(runtime, id)?.index.clear();
         }
         Ok(())
     }
@@ -912,7 +912,7 @@ impl Sessions {
         told: Vec<u64>,
     ) -> SessionResult<PreparedTurn> {
         let (layout, encoder) = (self.shared_layout(), self.encoder());
-        self.index_words(runtime, id)?;
+        self.index_turns(runtime, id)?;
         self.hold_for(runtime, id)?;
         let tokens = || match asked.tokens {
             Some(tokens) => Ok(tokens.to_vec()),
@@ -920,7 +920,7 @@ impl Sessions {
         };
         // Without an encoder turns are not judged, even if the caller has an embedding.
         let (tokens, embedding) = match (asked.embedding, &encoder) {
-            (Some(embedding), Some(_)) => (tokens(), Ok(Some(embedding))),
+            (Some(embedding), Some(_)) => (tokens(), Ok(Some(embedding.clone()))),
             (_, encoder) => embed_while(encoder.as_deref(), asked.text, tokens),
         };
         let (tokens, embedding) = (tokens?, embedding?);

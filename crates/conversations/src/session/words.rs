@@ -6,8 +6,7 @@
 //! Robertson and Zaragoza, *The Probabilistic Relevance Framework: BM25 and Beyond* (2009). A word that more than half of
 //! the turns have counts for nothing, and neither does one that only makes the text a question.
 
-use super::stems::{is_function_word, stem};
-use std::collections::BTreeMap;
+use super::stems::{begins_with_pronoun, is_function_word, stem};
 
 /// The usual parameters: how soon repeated words add nothing, and how much a long turn counts less.
 const K1: f64 = 1.2;
@@ -29,12 +28,28 @@ pub fn words_of(text: &str) -> WordHashes {
     hashes.into_boxed_slice()
 }
 
+/// Stands among the words of a turn that goes on from the one before. It is the hash of no word: words are not empty.
+const GOES_ON: u32 = fnv("");
+
+/// The words of a turn, and whether it goes on from the one before.
+pub fn words_of_turn(question: &str, answer: &str) -> WordHashes {
+    let mut hashes = hashes_of(question, |_| true);
+    hashes.extend(hashes_of(answer, |_| true));
+    hashes.extend(begins_with_pronoun(question).then_some(GOES_ON));
+    hashes.sort_unstable();
+    hashes.into_boxed_slice()
+}
+
+/// Whether a turn with these words says of somebody what they are called in the one before.
+pub(super) fn goes_on(words: &[u32]) -> bool {
+    words.binary_search(&GOES_ON).is_ok()
+}
+
 /// One number for the words of a text.
 pub(super) fn words_hash(words: &[u32]) -> u64 {
     let offset = 0xcbf2_9ce4_8422_2325u64;
-    let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-    bytes.fold(offset, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    words.iter().fold(offset, |hash, &word| {
+        (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
@@ -91,10 +106,15 @@ fn hashes_of(text: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
 }
 
 /// FNV-1a.
-fn fnv(word: &str) -> u32 {
-    word.bytes().fold(0x811c_9dc5, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    })
+const fn fnv(word: &str) -> u32 {
+    let bytes = word.as_bytes();
+    let mut hash = 0x811c_9dc5u32;
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u32).wrapping_mul(0x0100_0193);
+        i += 1;
+    }
+    hash
 }
 
 /// Scripts without spaces between words: Chinese, Japanese, Thai, Lao, Burmese, Khmer.
@@ -109,60 +129,11 @@ fn count(words: &[u32], word: u32) -> usize {
     words[first..].partition_point(|&w| w == word)
 }
 
-/// Words of turns, by turn number. What has no room here is read from the turn's record for each question: the ranks
-/// are the same.
-#[derive(Clone, Debug, Default)]
-pub(super) struct WordIndex {
-    turns: BTreeMap<u64, WordHashes>,
-    words: usize,
-    /// Number of the first turn that was not offered yet.
-    next: u64,
-}
+/// Names of a question: a bit each.
+pub(super) type NameSet = u8;
 
-impl WordIndex {
-    /// Number of the first turn whose words are not known to be here, or not to be needed.
-    pub fn next(&self) -> u64 {
-        self.next
-    }
-
-    /// The turns before this number need not be looked at again.
-    pub fn set_next(&mut self, turn: u64) {
-        self.next = turn;
-    }
-
-    pub fn get(&self, turn: u64) -> Option<&[u32]> {
-        self.turns.get(&turn).map(|words| &words[..])
-    }
-
-    /// Keeps the words of a turn if the index then has at most `bytes_max`; returns whether it does.
-    pub fn add(&mut self, turn: u64, words: WordHashes, bytes_max: usize) -> bool {
-        let added = bytes(1, words.len());
-        let has_room = self.heap_bytes() + added <= bytes_max;
-        if has_room {
-            self.words += words.len();
-            self.turns.insert(turn, words);
-        }
-        has_room
-    }
-
-    pub fn remove(&mut self, turn: u64) {
-        let removed = self.turns.remove(&turn);
-        self.words -= removed.map_or(0, |words| words.len());
-    }
-
-    pub fn clear(&mut self) {
-        *self = WordIndex::default();
-    }
-
-    pub fn heap_bytes(&self) -> usize {
-        bytes(self.turns.len(), self.words)
-    }
-}
-
-/// A tree's nodes are half empty at worst, and each list is an allocation.
-fn bytes(turns: usize, words: usize) -> usize {
-    turns * (2 * size_of::<(u64, WordHashes)>() + 16) + words * size_of::<u32>()
-}
+/// A question with more names than bits is about nobody in particular.
+const NAMES_MAX: usize = NameSet::BITS as usize;
 
 /// Statistics of a question's words over all turns, and the scores that follow.
 pub(super) struct WordRanking {
@@ -177,7 +148,7 @@ pub(super) struct WordRanking {
 }
 
 impl WordRanking {
-    /// With names apart they are left to [`Self::has_name`], and scores are of the other words.
+    /// With names apart they are left to [`Self::names_in`], and scores are of the other words.
     pub fn new(question: &str, has_names_apart: bool) -> WordRanking {
         let names = match has_names_apart {
             true => names_of(question),
@@ -246,10 +217,13 @@ impl WordRanking {
         scores.sum()
     }
 
-    /// Whether a turn has a name of the question.
-    pub fn has_name(&self, words: &[u32]) -> bool {
-        let mut question = self.question.iter().enumerate();
-        question.any(|(i, word)| self.tells_apart(i) && words.binary_search(word).is_ok())
+    /// The names of the question that a turn has.
+    pub fn names_in(&self, words: &[u32]) -> NameSet {
+        let names = self.question.iter().enumerate();
+        let names = names.filter(|&(i, _)| self.tells_apart(i)).take(NAMES_MAX);
+        names.enumerate().fold(0, |set, (name, (_, word))| {
+            set | NameSet::from(words.binary_search(word).is_ok()) << name
+        })
     }
 
     /// Ranks of turns with these scores, as shares of the score that no turn exceeds; of the best `max` alone, and `None`
@@ -341,19 +315,12 @@ mod tests {
     }
 
     #[test]
-    fn the_index_has_a_limit() {
-        let mut index = WordIndex::default();
-        let words = words_of(&"word ".repeat(100));
-        for turn in 0..100 {
-            index.add(turn, words.clone(), 10_000);
-        }
-        assert!(index.heap_bytes() <= 10_000 && index.get(0).is_some());
-        assert!(index.get(99).is_none());
-        for turn in 0..100 {
-            index.remove(turn);
-        }
-        assert_eq!(index.heap_bytes(), 0);
-        index.add(99, words, 10_000);
-        assert!(index.get(99).is_some());
+    fn a_turn_that_goes_on_has_the_same_words() {
+        let all = "She rang.\nI see.";
+        let one = words_of_turn("She rang.", "I see.");
+        assert!(goes_on(&one) && one.len() == words_of(all).len() + 1);
+        // What the assistant says of somebody is an answer, and goes on from the question.
+        let other = words_of_turn("Nora rang.", "She did?");
+        assert!(!goes_on(&other) && !goes_on(&words_of("")));
     }
 }
