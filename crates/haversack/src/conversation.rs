@@ -2,7 +2,8 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::found_facts::{FactSearch, FoundFact};
+use crate::fact_search::FactSearch;
+use crate::found_facts::FoundFact;
 use crate::page::ConversationPage;
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};

@@ -50,6 +50,7 @@ mod client;
 mod conversation;
 mod driver;
 mod error;
+mod fact_search;
 mod found_facts;
 mod handle;
 mod metrics;
@@ -72,7 +73,8 @@ pub use client::{AnswerEvents, AnswerStopper, Client, EngineHealth, EngineStatus
 pub use conversation::{Conversation, ConversationBuilder};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind};
-pub use found_facts::{FactSearch, FoundFact, SearchStop};
+pub use fact_search::{FactSearch, SearchStop};
+pub use found_facts::FoundFact;
 pub use handle::{ByteAmount, Engine, EngineBuilder};
 pub use haversack_conversations::scheduler::MemoryReport;
 pub use haversack_conversations::session::{FactView, Owner, Requester, SessionName, TurnView};

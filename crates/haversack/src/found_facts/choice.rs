@@ -1,6 +1,8 @@
 //! A question that the model answers with one word of a list: the examples before it, and what its words mean. Pure.
 
 use crate::error::Error;
+use haversack_conversations::scheduler::{Priority, Request};
+use haversack_conversations::session::Requester;
 use haversack_text::tokenizer::{EncodeOptions, Tokenizer};
 
 /// Tokens whose log-probabilities are looked at; the words of a list are among them.
@@ -35,14 +37,14 @@ pub const INSTEAD: ModelChoice = ModelChoice {
     others: &["both"],
 };
 
-pub struct ChoicePrompt {
-    pub tokens: Vec<u32>,
-    /// After how many of them come the texts.
-    pub border: usize,
-}
-
 impl ModelChoice {
-    pub fn prompt(&self, tokenizer: &Tokenizer, texts: &[&str]) -> Result<ChoicePrompt, Error> {
+    /// Asks it with one token of answer, in the background. All questions begin with the same examples.
+    pub fn request(
+        &self,
+        tokenizer: &Tokenizer,
+        texts: &[&str],
+        owner: Requester,
+    ) -> Result<Request, Error> {
         let mut tokens = encode(tokenizer, self.examples.trim_end(), true)?;
         let border = tokens.len();
         let mut asked = String::from("\n\n");
@@ -50,11 +52,27 @@ impl ModelChoice {
             asked += &format!("{before}{text}\n");
         }
         tokens.extend(encode(tokenizer, &(asked + self.answer), false)?);
-        Ok(ChoicePrompt { tokens, border })
+        let mut request = Request::completion(tokens);
+        request.borders = vec![border];
+        request.options.tokens_max = Some(1);
+        request.options.ignore_end = true;
+        request.sample.temperature = 0.0;
+        request.priority = Priority::Background;
+        request.owner = owner;
+        Ok(request)
+    }
+
+    /// Whether the likeliest first tokens choose it.
+    pub fn is_chosen_by(&self, tokenizer: &Tokenizer, likeliest: &[(u32, f64)]) -> bool {
+        let texts = likeliest.iter().map(|&(id, logprob)| {
+            let text = tokenizer.decode(&[id]).unwrap_or_default();
+            (text, logprob)
+        });
+        self.is_chosen(texts)
     }
 
     /// What the likeliest first tokens of an answer say: a token speaks for the words that it begins.
-    pub fn is_chosen(&self, likeliest: impl Iterator<Item = (String, f64)>) -> bool {
+    fn is_chosen(&self, likeliest: impl Iterator<Item = (String, f64)>) -> bool {
         let (mut chosen, mut others) = (0.0, 0.0);
         for (text, logprob) in likeliest {
             let text = text.trim().to_lowercase();
