@@ -606,6 +606,8 @@ impl LoadedModel {
             queue: 1,
             several_owners: false,
             prefix_cache,
+            // A chat finds them itself, and says so.
+            auto_facts: false,
             logs: false,
         };
         let engine = Engine::with_runtime(self.runtime, sessions, options)?;

@@ -3,13 +3,13 @@
 use crate::common;
 
 use common::server::{Server, content, hello};
-use common::{Sandbox, private, text};
+use common::{PATIENCE, Sandbox, private, text};
 use haversack_testing::models::Spec;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 trait Talk {
     fn say(&self, session: &str, messages: Value) -> (u16, Value);
@@ -569,6 +569,108 @@ fn limits_of_all_sessions_remove_the_oldest_and_say_so() {
     // The list outlives the server.
     let listed = tiny.sandbox.run(&["session", "list", "--json"]).json();
     assert_eq!(listed["removed"].as_array().unwrap().len(), 2);
+}
+
+const NURSE: &str = "I work as a nurse in Ghent.";
+
+/// Texts of the facts of a session, without the one that it began with.
+fn facts_of(server: &Server, name: &str) -> Vec<(String, Value)> {
+    let session = server.session(name);
+    let facts = session["facts"].as_array().unwrap().iter();
+    let facts = facts.filter(|fact| fact["number"] != 0);
+    facts
+        .map(|fact| (text_of(&fact["text"]), fact["found_in"].clone()))
+        .collect()
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+/// Waits until something was found in a session.
+fn found_in(server: &Server, name: &str) -> Vec<(String, Value)> {
+    let began = Instant::now();
+    loop {
+        let facts = facts_of(server, name);
+        if !facts.is_empty() {
+            return facts;
+        }
+        assert!(began.elapsed() < PATIENCE, "nothing was found in {name}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Facts are found in the sessions that ask for it and in no other, each from the turn that says it, while nothing is answered; they
+/// are edited and deleted as others are, leave with their turn, and are there after a restart.
+#[test]
+fn facts_write_themselves_where_a_session_asks_for_it() {
+    let kept = Sandbox::alone();
+    let start = |more: &[&str]| {
+        let flags = [&["--memory", "96M", "--no-encoder"], more].concat();
+        Server::start_in(Sandbox::at(&kept.home()), &flags)
+    };
+    let Some(server) = start(&[]) else { return };
+    let asked = |name: &str, text: &str, auto_facts: Value| {
+        let mut body = json!({
+            "session_id": name,
+            "messages": [user(text)],
+            "max_tokens": 4,
+            "temperature": 0,
+        });
+        if !auto_facts.is_null() {
+            body["auto_facts"] = auto_facts;
+        }
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+    };
+    asked("off", NURSE, Value::Null);
+    asked("anna", NURSE, json!(true));
+    // A search is interrupted by whatever comes, and goes on or begins again after it.
+    asked("anna", "Hello.", Value::Null);
+    asked("off", "Hello.", Value::Null);
+    let said = (format!("The user said: {NURSE}"), json!(0));
+    assert_eq!(found_in(&server, "anna"), [said.clone()]);
+    // Its turn was said first: it was not looked through.
+    assert_eq!(facts_of(&server, "off"), []);
+
+    let new = json!({ "id": "ben", "auto_facts": true });
+    let (status, made) = server.post("/v1/sessions", &new);
+    assert_eq!((status, &made["auto_facts"]), (201, &json!(true)), "{made}");
+    asked("ben", "Hello.", Value::Null);
+    asked("ben", NURSE, Value::Null);
+    assert_eq!(found_in(&server, "ben"), [(said.0.clone(), json!(1))]);
+    // The turn is taken back, and its fact with it; it is said again.
+    assert_eq!(server.delete("/v1/sessions/ben/turns/last"), 200);
+    assert_eq!(facts_of(&server, "ben"), []);
+    asked("ben", NURSE, Value::Null);
+    assert_eq!(found_in(&server, "ben"), [(said.0.clone(), json!(2))]);
+    let number = server.session("ben")["facts"][1]["number"].clone();
+    let edited = json!({ "text": "The user is a nurse.", "supersedes": number });
+    assert_eq!(server.post("/v1/sessions/ben/facts", &edited).0, 201);
+    assert_eq!(facts_of(&server, "ben").len(), 1);
+    let number = server.session("ben")["facts"][1]["number"].clone();
+    assert_eq!(
+        server.delete(&format!("/v1/sessions/ben/facts/{number}")),
+        200
+    );
+    assert_eq!(facts_of(&server, "ben"), []);
+    let (_, memory) = server.get("/v1/memory");
+    let memory: Value = serde_json::from_str(&memory).unwrap();
+    assert!(memory["peak_bytes"].as_u64() <= memory["budget_bytes"].as_u64());
+    // What was said last is not looked through: the server stops.
+    asked("ben", NURSE, Value::Null);
+    server.stop();
+
+    let server = start(&["--auto-facts"]).unwrap();
+    assert_eq!(facts_of(&server, "anna"), [said.clone()]);
+    let never = json!({ "id": "carl", "auto_facts": false });
+    assert_eq!(server.post("/v1/sessions", &never).0, 201);
+    for name in ["carl", "dora"] {
+        let hello = json!([user(NURSE)]);
+        assert_eq!(server.say(name, hello).0, 200);
+    }
+    assert_eq!(found_in(&server, "dora"), [said]);
+    assert_eq!(facts_of(&server, "carl"), []);
 }
 
 /// Two people with the same cache key: the second one's system message holds, and no session is made of the key. A session

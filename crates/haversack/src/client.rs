@@ -448,6 +448,9 @@ impl Client {
 
     /// Saves a conversation and frees its memory; its next turn opens it again.
     pub fn suspend<'a>(&self, name: impl Into<SessionName<'a>>) -> Reply<()> {
+        let name = name.into();
+        let (owner, of) = (name.owner, name.name.to_owned());
+        self.tell(move |thread| thread.driver.let_rest(Some(owner.session(&of))));
         self.ask_session(name, |runtime, all, id| all.suspend(runtime, id))
     }
 
@@ -529,6 +532,7 @@ impl Client {
     /// Saves every conversation that is not being answered, and empties the prefix cache.
     pub fn suspend_all(&self) -> Reply<()> {
         self.ask(|thread| {
+            thread.driver.let_rest(None);
             thread.driver.scheduler_mut().suspend_all();
             Ok::<_, Error>(())
         })

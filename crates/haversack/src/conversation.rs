@@ -45,6 +45,13 @@ impl ConversationBuilder {
         self
     }
 
+    /// Finds lasting facts in what the user says, if it is new: after an answer, while nothing else is computed, as
+    /// [`Conversation::find_facts`] does, and adds them. They name the turn that says them.
+    pub fn auto_facts(mut self, finds: bool) -> ConversationBuilder {
+        self.settings.auto_facts = Some(finds);
+        self
+    }
+
     /// Goes on with the conversation of this name, or begins it.
     pub fn open(self) -> Result<Conversation, Error> {
         if !self.client.open(&self.name).wait()? {

@@ -4,6 +4,7 @@
 use crate::alerts::{AlertWatch, Watched};
 use crate::channel::{Sender, TrySendError, bounded, lock};
 use crate::error::{Error, ErrorKind, of_request};
+use crate::found_facts::{EVENTS_MAX, FactFinder, LIKELIEST, SavedTurn};
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::notices::{Notice, Notices};
 use crate::options::{EngineOptions, EventOptions};
@@ -13,6 +14,7 @@ use crate::speed::Speed;
 use haversack_conversations::scheduler::{
     Request, RequestEvent, RequestId, RequestKind, Scheduler, SubmitError,
 };
+use haversack_conversations::session::{Owner, SessionName};
 use haversack_engine::device::Thermal;
 use haversack_memory::Reading;
 use haversack_memory::heap::{HeapBudget, HeapTrimmer, LedgerLevel};
@@ -33,8 +35,10 @@ pub(crate) struct Listener {
     submitted: Instant,
     first_token: Option<Duration>,
     is_stopped: bool,
-    /// Its request answers nothing, and counts as none.
+    /// Its request answers nobody, and counts as none.
     is_read: bool,
+    /// Of a turn.
+    session: Option<(Owner, String)>,
 }
 
 /// A scheduler with those who listen to its requests, for programs with a loop of their own.
@@ -48,6 +52,8 @@ pub struct Driver {
     alerts: AlertWatch,
     heap: Arc<HeapBudget>,
     trimmer: HeapTrimmer,
+    /// Of sessions whose facts are found while nothing else is computed.
+    facts: FactFinder,
 }
 
 impl Driver {
@@ -63,6 +69,7 @@ impl Driver {
             options: *options,
             speed: Speed::default(),
             alerts: AlertWatch::default(),
+            facts: FactFinder::default(),
         };
         driver.publish();
         driver
@@ -85,7 +92,8 @@ impl Driver {
 
     /// Whether [`Driver::step`] has nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle()
+        let finds = || self.facts.has_work(self.scheduler.sessions());
+        self.scheduler.is_idle() && !(self.listeners.is_empty() && finds())
     }
 
     /// Counters and gauges as of the last step.
@@ -124,6 +132,15 @@ impl Driver {
             RequestKind::Turn { .. } | RequestKind::Read { .. } => 0,
         };
         let is_read = matches!(request.kind, RequestKind::Read { .. });
+        let owner = request.owner.owner;
+        let (session, is_turn) = match &request.kind {
+            RequestKind::Completion { .. } => (None, false),
+            RequestKind::Turn { session, .. } => (Some(session.clone()), true),
+            RequestKind::Read { session, .. } => (Some(session.clone()), false),
+        };
+        let of = session.as_deref().map(|name| owner.session(name));
+        let interrupted = self.facts.interrupt(of);
+        self.cancel_all(interrupted);
         let id = self.scheduler.submit(request)?;
         let mut metrics = lock(&self.shared.metrics);
         metrics.prompt_tokens += tokens as u64;
@@ -133,6 +150,7 @@ impl Driver {
             id,
             Listener {
                 is_read,
+                session: session.filter(|_| is_turn).map(|name| (owner, name)),
                 ..listener
             },
         );
@@ -149,8 +167,30 @@ impl Driver {
         }
     }
 
-    /// Ends what sessions read without answering: an engine that stops gives no answer after it.
+    fn cancel_all(&mut self, ids: impl IntoIterator<Item = RequestId>) {
+        ids.into_iter().for_each(|id| self.cancel(id));
+    }
+
+    /// Nothing of this session is read in the background while a command of it is executed.
+    pub(crate) fn make_way(&mut self, session: SessionName<'_>) {
+        let interrupted = self.facts.interrupt_fact(session);
+        self.cancel_all(interrupted);
+    }
+
+    /// Nothing opens this session in the background before its next request does; `None`: no session.
+    pub(crate) fn let_rest(&mut self, session: Option<SessionName<'_>>) {
+        let interrupted = match session {
+            Some(_) => self.facts.interrupt(session),
+            None => self.facts.interrupt_all(),
+        };
+        self.cancel_all(interrupted);
+    }
+
+    /// Ends what sessions read without answering, and what is found in the background: an engine that stops gives no answer
+    /// after it.
     pub(crate) fn stop_reads(&mut self) {
+        let finding = self.facts.close();
+        self.cancel_all(finding);
         let reads = self
             .listeners
             .iter()
@@ -227,9 +267,56 @@ impl Driver {
         }
     }
 
+    /// Has the next thing computed that finds facts, while nobody waits for anything else.
+    fn find_facts(&mut self) {
+        let own = usize::from(self.facts.running().is_some());
+        if self.listeners.len() > own {
+            return;
+        }
+        let Some(request) = self.facts.next_request(&mut self.scheduler) else {
+            return;
+        };
+        let (events, receiver) = bounded(EVENTS_MAX);
+        let options = EventOptions {
+            max_behind: EVENTS_MAX,
+            logprobs: Some(LIKELIEST),
+            ..EventOptions::default()
+        };
+        let listener = Listener {
+            is_read: true,
+            ..Listener::new(0, options, events, None)
+        };
+        let running = match self.scheduler.submit(request) {
+            Ok(id) => {
+                self.listeners.insert(id, listener);
+                Some((id, EventReceiver(receiver)))
+            }
+            Err(error) => {
+                log::debug!("no facts are found: {error}");
+                None
+            }
+        };
+        self.facts.begun(running);
+    }
+
+    /// Facts of these turns are to be found where their sessions ask for it.
+    fn remember(&mut self, turns: Vec<SavedTurn>) {
+        let turns = turns.into_iter().filter(|_| self.options.auto_facts);
+        for turn in turns {
+            let name = turn.owner.session(&turn.session);
+            let sessions = self.scheduler.sessions();
+            let finds = sessions.and_then(|all| all.settings(all.opened(name)?).ok()?.auto_facts);
+            if finds == Some(true) {
+                self.facts.add(turn);
+            }
+        }
+    }
+
     /// One step of the scheduler. Metrics are counted before listeners are told.
     pub fn step(&mut self, now: Duration) {
         self.update_heap();
+        self.find_facts();
+        let mut saved = Vec::new();
         let Driver {
             scheduler,
             listeners,
@@ -243,6 +330,16 @@ impl Driver {
             };
             if !listener.is_read {
                 count(&mut lock(&shared.metrics), &event);
+            }
+            if let RequestEvent::TurnSaved(answer) = &event
+                && let (Some(number), Some((owner, session))) =
+                    (answer.turn, listener.session.take())
+            {
+                saved.push(SavedTurn {
+                    owner,
+                    session,
+                    number,
+                });
             }
             let is_admitted = matches!(event, RequestEvent::Admitted);
             let (event, is_last) = match listener.event(event) {
@@ -271,7 +368,8 @@ impl Driver {
         if let Err(error) = scheduler.step(now, tell) {
             log::error!("a step failed: {error}");
         }
-        let mut metrics = lock(&shared.metrics);
+        self.remember(saved);
+        let mut metrics = lock(&self.shared.metrics);
         metrics.steps += 1;
         metrics.step_sequences += active as u64;
         drop(metrics);
@@ -289,6 +387,8 @@ impl Driver {
 
     /// Saves every session and ends all subscriptions.
     pub fn close(&mut self) {
+        let finding = self.facts.close();
+        self.cancel_all(finding);
         self.scheduler.suspend_all();
         self.notices.close();
     }
@@ -354,6 +454,7 @@ impl Listener {
             first_token: None,
             is_stopped: false,
             is_read: false,
+            session: None,
         }
     }
 

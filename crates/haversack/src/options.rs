@@ -11,6 +11,8 @@ pub struct EngineOptions {
     pub several_owners: bool,
     /// Requests whose keys and values are kept for prompts that begin alike.
     pub prefix_cache: usize,
+    /// Facts are found for sessions whose settings ask for it. Not for a program that finds them itself, and shows them.
+    pub auto_facts: bool,
     /// Log alerts and changes of the device. Not for an engine with one caller, who sees both in the answers.
     pub logs: bool,
 }
@@ -32,6 +34,7 @@ impl Default for EngineOptions {
             queue: 64,
             several_owners: false,
             prefix_cache: 16,
+            auto_facts: true,
             logs: true,
         }
     }

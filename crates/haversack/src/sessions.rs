@@ -3,7 +3,7 @@
 use haversack_conversations::scheduler::Scheduler;
 use haversack_conversations::session::{
     FactView, ListedSession, Owner, RemovedSession, SessionError, SessionId, SessionName,
-    SessionStats, Sessions, TurnView,
+    SessionSettings, SessionStats, Sessions, TurnView,
 };
 use haversack_engine::Runtime;
 use haversack_engine::runtime::SequenceUsage;
@@ -14,6 +14,8 @@ use haversack_memory::clock::now_ms;
 pub struct ConversationView {
     /// What it holds, in memory and on disk.
     pub stats: SessionStats,
+    /// What is set for it, or for all.
+    pub settings: SessionSettings,
     /// Rows and bytes of its sequence.
     pub usage: SequenceUsage,
     /// Facts that hold, with their numbers.
@@ -88,6 +90,7 @@ pub(crate) fn view(
             .collect();
         Ok(ConversationView {
             stats: sessions.stats(runtime, id)?,
+            settings: sessions.settings(id)?,
             usage: SequenceUsage::new(runtime, sessions.sequence(id)?)?,
             facts: sessions.facts(id)?,
             states: states_of(sessions, id)?,
@@ -99,6 +102,7 @@ pub(crate) fn view(
 /// What may tell a fact, and the facts so far.
 pub(crate) struct SaidInTurn {
     pub text: String,
+    pub time_ms: u64,
     /// The message before it.
     pub before: Option<String>,
     pub facts: Vec<FactView>,
@@ -110,16 +114,17 @@ pub(crate) fn said(
     number: u64,
 ) -> Result<SaidInTurn, SessionError> {
     // A state says what a program knows.
-    let text = |number| -> Result<Option<String>, SessionError> {
-        let view = sessions.turn(id, number)?;
-        Ok((!view.turn.is_state).then_some(view.text))
-    };
+    let text = |view: TurnView| (!view.turn.is_state).then_some(view.text);
+    let view = sessions.turn(id, number)?;
     let mut turns = sessions.turns(id)?.into_iter().rev();
     let before = turns.find(|turn| turn.number < number && !turn.is_state);
-    let before = before.map(|turn| text(turn.number)).transpose()?;
+    let before = before
+        .map(|turn| sessions.turn(id, turn.number))
+        .transpose()?;
     Ok(SaidInTurn {
-        text: text(number)?.unwrap_or_default(),
-        before: before.flatten(),
+        time_ms: view.time_ms,
+        text: text(view).unwrap_or_default(),
+        before: before.and_then(text),
         facts: sessions.facts(id)?,
     })
 }

@@ -176,6 +176,7 @@ impl EngineThread {
     /// Executes a command of a conversation once the turn that has ended its answer there, if there is one, is saved, and the
     /// file of one that is not in memory is verified: meanwhile others go on.
     pub fn follow_turn(&mut self, owner: Owner, name: String, command: Command) {
+        self.driver.make_way(owner.session(&name));
         let mut earlier = self.behind_turns.iter();
         let waits = earlier.any(|earlier| earlier.owner == owner && earlier.name == name)
             || !(self.driver.scheduler_mut()).is_ready_for_command(owner.session(&name));

@@ -95,6 +95,28 @@ fn found_facts_replace_others_and_are_saved() {
     assert_eq!(asked(&anna), answer);
 }
 
+/// Facts that a turn tells leave with it; those of other turns stay.
+#[test]
+fn a_turn_that_is_taken_back_takes_its_facts_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let sessions = dir.path().join("sessions");
+    let start = || builder(dir.path()).sessions(&sessions).start().unwrap();
+    let facts = {
+        let anna = talked(&start());
+        anna.add_fact("Anna is brief.").unwrap();
+        anna.add_fact_of(0, "Anna says hello.").unwrap();
+        anna.add_found_fact(&lives("I live in Ghent.", 1, None))
+            .unwrap();
+        assert_eq!(anna.retract().unwrap(), Some(1));
+        let facts = anna.facts().unwrap();
+        let texts: Vec<&str> = facts.iter().map(|fact| &fact.text[..]).collect();
+        assert_eq!(texts, ["Be brief.", "Anna is brief.", "Anna says hello."]);
+        facts
+    };
+    let anna = start().conversation("anna").open().unwrap();
+    assert_eq!(anna.facts().unwrap(), facts);
+}
+
 fn until_idle(engine: &Engine) {
     let start = Instant::now();
     loop {

@@ -7,7 +7,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 /// Name, content type and text.
-const FILES: [(&str, &str, &str); 13] = [
+const FILES: [(&str, &str, &str); 14] = [
     ("index.html", HTML, include_str!("page/index.html")),
     ("page.css", STYLE, include_str!("page/page.css")),
     ("page.js", SCRIPT, include_str!("page/page.js")),
@@ -15,6 +15,7 @@ const FILES: [(&str, &str, &str); 13] = [
     ("attach.js", SCRIPT, include_str!("page/attach.js")),
     ("chat.js", SCRIPT, include_str!("page/chat.js")),
     ("export.js", SCRIPT, include_str!("page/export.js")),
+    ("facts.js", SCRIPT, include_str!("page/facts.js")),
     ("markdown.js", SCRIPT, include_str!("page/markdown.js")),
     ("memory.js", SCRIPT, include_str!("page/memory.js")),
     ("message.js", SCRIPT, include_str!("page/message.js")),

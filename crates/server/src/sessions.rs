@@ -44,11 +44,15 @@ pub async fn bind(
         return Ok(None);
     };
     let (opening, history, text) = parts(&request.messages)?;
+    let own = SessionSettings {
+        auto_facts: request.auto_facts,
+        ..SessionSettings::default()
+    };
     let differs = |what| {
         let message = format!("session_id: the {what}");
         Err(Fail::status(StatusCode::CONFLICT, message))
     };
-    match continue_with(server, owner.session(&session), opening, history).await? {
+    match continue_with(server, owner.session(&session), opening, history, own).await? {
         Rewound::Same | Rewound::Absent => Ok(Some(SessionMessage { session, text })),
         Rewound::OtherSystem => differs(
             "system message differs from the one that this session began with; accepted: the same, or none",
@@ -59,12 +63,13 @@ pub async fn bind(
     }
 }
 
-/// Makes `history` what was said last in a session, which is created if there is none.
+/// Makes `history` what was said last in a session, which is created with `own` settings if there is none.
 async fn continue_with(
     server: &ServerState,
     session: SessionName<'_>,
     opening: String,
     history: History,
+    own: SessionSettings,
 ) -> Result<Rewound, Error> {
     let client = server.client();
     // Clients write a call in their own way: what was said before it is compared.
@@ -86,7 +91,7 @@ async fn continue_with(
     let bytes = opening.len() + history.iter().map(turn_bytes).sum::<usize>();
     let read = told(server, bytes, move |texts, go_on| {
         Ok(SessionRead::Create {
-            opening: texts.opening("", &opening, now)?,
+            opening: texts.opening_with("", &opening, now, own)?,
             history: texts.history(&turns, go_on)?,
         })
     });
@@ -205,6 +210,8 @@ pub struct CreateRequest {
     pub quota_bytes: Option<u64>,
     /// `all`, `threshold=F` or `top-k=N`.
     pub relevance: Option<String>,
+    /// Lasting facts are found in what the user says, and added.
+    pub auto_facts: Option<bool>,
 }
 
 impl CreateRequest {
@@ -220,6 +227,7 @@ impl CreateRequest {
             persistent_max: count("persistent_max", self.persistent_max)?,
             relevance: relevance.map_err(|text: String| Fail::param("relevance", text))?,
             quota_bytes: self.quota_bytes,
+            auto_facts: self.auto_facts,
         })
     }
 }
@@ -552,6 +560,7 @@ fn view_json(view: &ConversationView) -> Value {
             "forgotten": stats.forgotten,
         },
         "capacity": stats.capacity,
+        "auto_facts": view.settings.auto_facts.unwrap_or(false),
         "turns_said": stats.turns,
         "file_bytes": stats.file_bytes,
         "unsaved": stats.unsaved.as_ref().map(ToString::to_string),

@@ -69,6 +69,8 @@ pub struct ChatRequest {
     pub top_logprobs: Option<u64>,
     /// The session to continue, which is created if there is none.
     pub session_id: Option<String>,
+    /// Of a session that this request creates: lasting facts are found in what the user says, and added.
+    pub auto_facts: Option<bool>,
     #[serde(flatten)]
     pub common: CommonFields,
 }

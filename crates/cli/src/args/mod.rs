@@ -173,6 +173,7 @@ impl SessionSettingArgs {
             persistent_max: self.session_persistent,
             relevance: self.relevance,
             quota_bytes: self.session_file_quota,
+            ..SessionSettings::default()
         }
     }
 }
@@ -529,6 +530,10 @@ pub struct ServeArgs {
     /// Maximum number of tokens per answer in a session [default: what the capacity has room for]
     #[arg(long, value_name = "N", value_parser = count(1, TOKENS_MAX), allow_hyphen_values = true)]
     pub session_answer: Option<usize>,
+
+    /// Find lasting facts in what users say, for sessions that set nothing else, while nothing is answered
+    #[arg(long)]
+    pub auto_facts: bool,
 
     #[command(flatten, next_help_heading = "Sessions")]
     pub sessions: SessionSettingArgs,

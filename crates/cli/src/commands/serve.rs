@@ -9,7 +9,7 @@ use crate::out;
 use anyhow::{Context, Result};
 use haversack::engine::runtime::Runtime;
 use haversack::memory::clock::now_ms;
-use haversack::session::{LimitError, SessionError, SessionOptions, Sessions};
+use haversack::session::{LimitError, SessionError, SessionOptions, SessionSettings, Sessions};
 use haversack::{Engine, EngineOptions, Owner};
 use haversack_hub::home::Home;
 use haversack_server::{self as server, Auth, ServerState};
@@ -100,7 +100,10 @@ fn sessions(runtime: &Runtime, args: &args::ServeArgs) -> Result<Option<Sessions
     let options = SessionOptions {
         dir: Some(home.sessions()),
         prefix_dir: Some(home.sessions().join("prefixes")),
-        settings: args.sessions.settings(args.session_answer),
+        settings: SessionSettings {
+            auto_facts: args.auto_facts.then_some(true),
+            ..args.sessions.settings(args.session_answer)
+        },
         limits: args.limits.folder(),
         ..SessionOptions::default()
     };

@@ -55,6 +55,8 @@ pub struct SessionSettings {
     pub relevance: Option<Relevance>,
     /// Largest size of the session's file.
     pub quota_bytes: Option<u64>,
+    /// What runs the session finds lasting facts in what the user says, and adds them.
+    pub auto_facts: Option<bool>,
 }
 
 impl SessionSettings {
@@ -66,6 +68,7 @@ impl SessionSettings {
             persistent_max: self.persistent_max.or(usual.persistent_max),
             relevance: self.relevance.or(usual.relevance),
             quota_bytes: self.quota_bytes.or(usual.quota_bytes),
+            auto_facts: self.auto_facts.or(usual.auto_facts),
         }
     }
 }

@@ -354,6 +354,10 @@ impl OpenSession {
         self.log.name()
     }
 
+    pub fn settings(&self) -> SessionSettings {
+        self.settings
+    }
+
     pub fn check_saved(&self) -> SessionResult {
         match self.log.unsaved() {
             None => Ok(()),
@@ -661,7 +665,7 @@ impl OpenSession {
         }
     }
 
-    /// Takes the last turn back.
+    /// Takes the last turn back, with the facts that were found in it.
     pub fn retract(&mut self, runtime: &mut Runtime) -> SessionResult<Option<u64>> {
         let is_asked = |turn: &Turn| !turn.is_state && !turn.is_part;
         let Some(i) = self.transcript.turns().rposition(is_asked) else {
@@ -670,6 +674,13 @@ impl OpenSession {
         let parts = self.transcript.parts_before(i);
         let turn = self.take_out(i).number;
         self.take_out_parts(&parts);
+        let facts = self.transcript.facts.iter();
+        let of_turn = facts.filter(|fact| {
+            let found_in = |number: &u64| *number == turn || parts.contains(number);
+            fact.found_in.as_ref().is_some_and(found_in)
+        });
+        let of_turn: Vec<u64> = of_turn.map(|fact| fact.number).collect();
+        of_turn.into_iter().for_each(|fact| self.drop_fact(fact));
         self.mask_and_save(runtime)?;
         Ok(Some(turn))
     }

@@ -155,6 +155,11 @@ impl LimitsRecord {
         out.u64(turns);
         numbers.iter().for_each(|n| out.u32(n.to_bits()));
         out.bytes(self.reason.as_bytes());
+        // Files of sessions that set none are as they were before there were any.
+        let flags = own.auto_facts.map_or(0, |finds| 1 | u32::from(finds) << 1);
+        if flags > 0 {
+            out.u32(flags);
+        }
         out.0
     }
 
@@ -170,6 +175,13 @@ impl LimitsRecord {
         let (rule, turns) = (from.u64()?, from.u64()?);
         let (one, other) = (f32::from_bits(from.u32()?), f32::from_bits(from.u32()?));
         let reason = std::str::from_utf8(from.list()?).map(str::to_owned);
+        let flags = match from.bytes {
+            [] => 0,
+            _ => from.u32()?,
+        };
+        if flags > 3 {
+            return Err(from.bad("flags without a meaning"));
+        }
         let record = LimitsRecord {
             turn,
             capacity,
@@ -178,6 +190,7 @@ impl LimitsRecord {
                 answer_max: size(counts[1]),
                 persistent_max: size(counts[2]),
                 quota_bytes: counts[3],
+                auto_facts: (flags & 1 > 0).then_some(flags & 2 > 0),
                 relevance: match rule {
                     0 => None,
                     1 => Some(Relevance::All),
@@ -586,6 +599,17 @@ mod tests {
             reason: "shrunk".into(),
         };
         assert_eq!(LimitsRecord::read(&limits.to_bytes()), Ok(limits.clone()));
+        for auto_facts in [Some(false), Some(true)] {
+            let own = SessionSettings {
+                auto_facts,
+                ..limits.own
+            };
+            let limits = LimitsRecord {
+                own,
+                ..limits.clone()
+            };
+            assert_eq!(LimitsRecord::read(&limits.to_bytes()), Ok(limits));
+        }
         let part = TurnRecord {
             is_part: true,
             ..turn()

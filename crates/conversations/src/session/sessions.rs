@@ -10,7 +10,7 @@ use super::folder::{RemovalCause, RemovedSession, SessionFolder};
 use super::grants::SessionGrants;
 use super::identity::Identity;
 use super::layout::ChatLayout;
-use super::limits::{SessionLimits, SessionRoom};
+use super::limits::{SessionLimits, SessionRoom, SessionSettings};
 use super::log::{LogHome, SessionLog};
 use super::names;
 use super::open_session::{GrantedLimits, OpenSession, ResumeMode};
@@ -449,6 +449,11 @@ impl Sessions {
         let name = name.into();
         let folder = self.folder(name.owner);
         self.opened(name).is_some() || folder.is_some_and(|folder| folder.has(name.name))
+    }
+
+    /// What is set for it, or for all.
+    pub fn settings(&self, id: SessionId) -> SessionResult<SessionSettings> {
+        Ok(self.session(id)?.settings())
     }
 
     /// Whose session it is.

@@ -10,13 +10,16 @@
 //! answers is one word of a list, whose log-probabilities are compared; nothing is sampled. A sentence that begins with a
 //! pronoun has the sentence before with it. Every question begins with the same examples, which the prefix cache keeps.
 //!
-//! A search runs as a background request beside others, inside the budget. Dropping it cancels it; nothing is changed by
-//! it until its caller adds what it has found.
+//! A search runs as background requests, inside the budget. What a program asks for runs beside others
+//! ([`crate::FactSearch`]): dropping it cancels it, and nothing is changed by it until its caller adds what it has found.
+//! For sessions that ask for it `finder` searches by itself, while nothing is answered, and adds what it finds.
 
 mod choice;
+mod finder;
 mod search;
 mod sentences;
 
 pub(crate) use choice::{LIKELIEST, ModelChoice};
+pub(crate) use finder::{EVENTS_MAX, FactFinder, SavedTurn};
 pub use search::FoundFact;
 pub(crate) use search::{Chooser, find};

@@ -154,6 +154,7 @@ mod tests {
         });
         SaidInTurn {
             text: text.to_owned(),
+            time_ms: 0,
             before: Some(before.to_owned()),
             facts: facts.collect(),
         }

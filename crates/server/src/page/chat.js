@@ -3,6 +3,7 @@
 import { Refusal, bytes, get, say, send, stream } from "./api.js";
 import { Attachments } from "./attach.js";
 import { save } from "./export.js";
+import { FactList } from "./facts.js";
 import { Message } from "./message.js";
 import * as settings from "./settings.js";
 
@@ -172,6 +173,8 @@ class Chat {
     this.stopButton = part(".stop");
     this.state = part(".state");
     this.opening = part(".opening");
+    this.facts = new FactList(part(".known"), () => path(this.name), (words) => this.tellFailure(words));
+    this.opening.addEventListener("toggle", () => this.listFacts());
     this.editing = part(".editing");
     this.problem = part(".problem");
     this.more = part(".more");
@@ -272,6 +275,19 @@ class Chat {
     return !this.isKept && !this.abort && !this.turns.length && !typed;
   }
 
+  /** Before the first message facts are written, then they are listed. */
+  setOpening() {
+    const part = (css) => this.opening.querySelector(css);
+    this.opening.hidden = this.isKept && !keeps;
+    part(".holds").hidden = this.isKept;
+    part(".finds").hidden = this.isKept || !keeps;
+    part(".known").hidden = !this.isKept;
+  }
+
+  listFacts() {
+    if (this.isKept && keeps && this.opening.open) this.facts.load();
+  }
+
   scroll() {
     this.isAtEnd = true;
     this.said.scrollTop = this.said.scrollHeight;
@@ -293,7 +309,7 @@ class Chat {
     this.node.classList.toggle("empty", !this.turns.length && !abort);
     this.sendButton.hidden = Boolean(abort);
     this.stopButton.hidden = !abort;
-    this.opening.hidden = this.isKept;
+    this.setOpening();
     for (const css of [".fork", ".markdown", ".json"]) {
       this.node.querySelector(css).disabled = Boolean(abort) || !this.isKept;
     }
@@ -336,8 +352,10 @@ class Chat {
       { role: "user", content: turn.question.text },
       { role: "assistant", content: turn.answer.text },
     ]);
+    const finds = keeps && !this.isKept && this.opening.querySelector(".auto-facts").checked;
     return {
       ...(keeps ? { session_id: this.name } : {}),
+      ...(finds ? { auto_facts: true } : {}),
       messages: [...(keeps && this.isKept ? [] : this.system), ...before, { role: "user", content: question }],
       ...settings.values(),
       stream: true,
@@ -372,7 +390,7 @@ class Chat {
       for await (const event of stream("/v1/chat/completions", request, abort.signal)) {
         const choice = event.choices?.[0];
         this.isKept = true;
-        this.opening.hidden = true;
+        this.setOpening();
         if (choice?.delta?.content) answer.grow(choice.delta.content);
         if (event.context) this.end(event.context, choice, answer);
       }
@@ -510,6 +528,11 @@ class Chat {
 
   /** Shows the state from the memory report. */
   tell(shown) {
+    // A fact that was found in the background is read behind the last turn.
+    if (shown && shown.position !== this.position && !this.abort) {
+      this.position = shown.position;
+      this.listFacts();
+    }
     const words = shown ? `${shown.position} tokens · ${bytes(shown.bytes)}` : this.isKept ? "on disk" : "new";
     if (this.state.textContent !== words) this.state.textContent = words;
   }
