@@ -20,7 +20,7 @@ pub(super) struct Kind {
     pub values: &'static str,
 }
 
-pub(super) const KINDS: [Kind; 24] = [
+pub(super) const KINDS: [Kind; 26] = [
     Kind {
         is_of_other: false,
         tells: [
@@ -396,6 +396,35 @@ pub(super) const KINDS: [Kind; 24] = [
         asks_for: "What does {W} study?",
         values: "geology, medicine, history, philosophy, physics, economics, linguistics, archaeology",
     },
+    Kind {
+        is_of_other: false,
+        tells: [
+            "I'm a big fan of {V}.",
+            "{V} is the music I like best.",
+            "I've always loved {V}.",
+        ],
+        changes: "I don't care for {O} any more, {V} is what I like best now.",
+        supposes: [
+            "Play some {V}, would you?",
+            "Perhaps {V} would cheer me up.",
+        ],
+        asks: "Who invented {V}?",
+        asks_for: "Which music do I like best?",
+        values: "reggae, flamenco, techno, gospel, tango, punk, opera, swing",
+    },
+    Kind {
+        is_of_other: false,
+        tells: [
+            "I collect {V}.",
+            "My hobby is collecting {V}.",
+            "I've collected {V} since I was a child.",
+        ],
+        changes: "I gave all my {O} away, I collect {V} now.",
+        supposes: ["Are {V} worth collecting?", "I might collect {V} one day."],
+        asks: "Where can one buy {V}?",
+        asks_for: "What do I collect?",
+        values: "stamps, coins, maps, clocks, fossils, postcards, spoons, marbles",
+    },
 ];
 
 /// How the speaker names a person at first, and later.
@@ -429,7 +458,7 @@ pub(super) const NAMED: [&str; 6] = [
 ];
 
 /// What asks for something, and what passes.
-pub(super) const PASSING: [&str; 64] = [
+pub(super) const PASSING: [&str; 76] = [
     "Write a haiku about the sea.",
     "Translate 'good morning' into Italian.",
     "Summarise the plot of Hamlet in two lines.",
@@ -494,4 +523,16 @@ pub(super) const PASSING: [&str; 64] = [
     "I spilled coffee on the table.",
     "What would you do with a free afternoon?",
     "Which of the two would you choose?",
+    "Name three rivers in Asia.",
+    "Suggest a title for my report.",
+    "Count from ten to one.",
+    "Rewrite this in a friendly tone.",
+    "Show me how to tie a knot.",
+    "Compare tea and coffee.",
+    "Describe a rainbow to a child.",
+    "Find a rhyme for orange.",
+    "Add a line about the weather.",
+    "Correct the spelling of this word.",
+    "I love this song.",
+    "I like that idea a lot.",
 ];
