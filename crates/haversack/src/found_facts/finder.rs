@@ -198,7 +198,7 @@ impl FactFinder {
     /// Makes way for another request, of this session if it is of one; returns its own, which is to be cancelled.
     pub fn interrupt(&mut self, session: Option<SessionName<'_>>) -> Option<RequestId> {
         let search = self.search.as_mut()?;
-        let running = search.running.take().map(|(id, _)| id);
+        let running = search.stop();
         if session == Some(search.turn.session()) {
             // Its facts may be others after it.
             self.put_back();
@@ -209,7 +209,7 @@ impl FactFinder {
     /// Sessions are about to leave memory: it waits until another request opens its own. Returns its request, which is to be
     /// cancelled.
     pub fn interrupt_all(&mut self) -> Option<RequestId> {
-        let running = self.running();
+        let running = self.search.as_mut()?.stop();
         self.put_back();
         running
     }
@@ -226,7 +226,7 @@ impl FactFinder {
         let search = self.search.as_mut()?;
         let is_adding = matches!(search.stage, SearchStage::Adding(_));
         match is_adding && search.turn.session() == session {
-            true => search.running.take().map(|(id, _)| id),
+            true => search.stop(),
             false => None,
         }
     }
@@ -263,6 +263,12 @@ impl TurnSearch {
             (self.running, self.asked) = (None, None);
         }
         Poll::Ready(())
+    }
+
+    /// Ends its request, unless that has ended by itself: a fact that was added is not added again.
+    fn stop(&mut self) -> Option<RequestId> {
+        let _ = self.take_up();
+        self.running.take().map(|(id, _)| id)
     }
 
     fn answer(&mut self, likeliest: Option<Vec<(u32, f64)>>) {
@@ -327,5 +333,28 @@ impl TurnSearch {
             owner: name.owner.user(0),
             ..Request::read(name.name, read, self.time_ms)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_turns_are_left_out_and_a_closed_finder_takes_none() {
+        let mut finder = FactFinder::default();
+        let turn = |number| SavedTurn {
+            owner: Owner::default(),
+            session: "anna".to_owned(),
+            number,
+        };
+        (0..TURNS_MAX as u64 + 8).for_each(|number| finder.add(turn(number)));
+        assert_eq!(finder.waiting.len(), TURNS_MAX);
+        assert_eq!(finder.waiting.front(), Some(&turn(8)));
+        // Its session is not in memory.
+        assert!(!finder.has_work(None));
+        assert_eq!(finder.close(), None);
+        finder.add(turn(0));
+        assert!(finder.waiting.is_empty());
     }
 }
