@@ -25,10 +25,10 @@ const KEYS: &str = "memory, threads, context, kv, group, policy, policy-file, pr
     activations, repack, temperature, top-k, top-p, min-p, repetition-penalty, presence-penalty, \
     frequency-penalty, typical-p, top-n-sigma, xtc-probability, xtc-threshold, dry-multiplier, dry-base, \
     dry-allowed-length, dry-penalty-last-n, stop-repetition, seed, log, system, session-quota, session-expiry, relevance, \
-    no-encoder, session-capacity, session-persistent, session-file-quota, session-answer, auto-facts";
+    no-encoder, session-capacity, session-persistent, session-file-quota, session-answer, auto-facts, dates";
 
 /// Of those, flags without a value.
-const SWITCHES: [&str; 4] = ["no-centre", "recall", "no-encoder", "auto-facts"];
+const SWITCHES: [&str; 5] = ["no-centre", "recall", "no-encoder", "auto-facts", "dates"];
 
 /// The one table that is no flag.
 const KV_LAYERS: &str = "kv-layers";

@@ -673,6 +673,93 @@ fn facts_write_themselves_where_a_session_asks_for_it() {
     assert_eq!(facts_of(&server, "carl"), []);
 }
 
+/// A history carries the times of its messages, which become dates before them where a session asks for it, and absurd ones
+/// are refused. Sessions show messages without dates, and an export says each date once.
+#[test]
+fn messages_of_a_dated_session_have_their_dates() {
+    let tiny = Tiny::new();
+    let server = tiny.start(&[]);
+    let friday_ms = 1_573_812_000_000_u64;
+    let at = |mut message: Value, time_ms: Value| {
+        message["time_ms"] = time_ms;
+        message
+    };
+    let body = |times: [Value; 2]| {
+        let [one, two] = times;
+        json!({
+            "session_id": "anna",
+            "dates": true,
+            "messages": [
+                at(user("My cat is called Miso."), one),
+                at(assistant("Fine."), two.clone()),
+                at(user("My dog is called Rex."), two),
+                assistant("Good."),
+                user("What are they called?"),
+            ],
+            "max_tokens": 4,
+            "temperature": 0,
+        })
+    };
+    let year_99999 = json!(3_093_527_980_800_000_u64);
+    for (times, told) in [
+        ([json!(friday_ms), year_99999], "not in the future"),
+        ([json!(u64::MAX), json!(u64::MAX)], "not in the future"),
+        ([json!(-1), json!(friday_ms)], "u64"),
+        ([json!("today"), json!(friday_ms)], "u64"),
+        ([json!(friday_ms), json!(friday_ms - 1)], "earlier message"),
+    ] {
+        let (status, refused) = server.post("/v1/chat/completions", &body(times));
+        let message = text_of(&refused["error"]["message"]);
+        assert_eq!(status, 400, "{refused}");
+        assert!(
+            message.contains(told) && message.lines().count() == 1,
+            "{message}"
+        );
+    }
+    assert_eq!(server.get("/v1/sessions/anna").0, 404);
+    let day_ms = 86_400_000;
+    let times = [json!(friday_ms), json!(friday_ms + day_ms)];
+    let (status, answer) = server.post("/v1/chat/completions", &body(times.clone()));
+    assert_eq!(status, 200, "{answer}");
+    let view = server.session("anna");
+    assert_eq!(view["dates"], true);
+    assert_eq!(view["turns"][0]["question"], "My cat is called Miso.");
+    assert_eq!(view["turns"][0]["time_ms"], times[0]);
+    assert_eq!(view["turns"][1]["time_ms"], times[1]);
+    assert!(view["turns"][2]["time_ms"].as_u64() > times[1].as_u64());
+    // The whole conversation is the one that was saved.
+    let mut again = body(times);
+    again["max_tokens"] = json!(3);
+    assert_eq!(server.post("/v1/chat/completions", &again).0, 200);
+    assert_eq!(server.session("anna")["turns"].as_array().unwrap().len(), 3);
+    // Without the setting there are no dates, but for all sessions of a server there may be.
+    assert_eq!(server.say("plain", json!([user("Hello.")])).0, 200);
+    server.stop();
+    let server = tiny.start(&["--dates"]);
+    assert_eq!(server.say("ben", json!([user("Hello.")])).0, 200);
+    assert_eq!(server.session("ben")["turns"][0]["question"], "Hello.");
+    server.stop();
+    let export = |name| ["session", "export", name, text(&tiny.model)];
+    let exported = |name| tiny.sandbox.run(&export(name)).stdout;
+    let page = exported("anna");
+    for (heading, question) in [
+        (
+            "## Turn 0, Friday, 15 November 2019",
+            "My cat is called Miso.",
+        ),
+        (
+            "## Turn 1, Saturday, 16 November 2019",
+            "My dog is called Rex.",
+        ),
+    ] {
+        assert_eq!(page.matches(&heading[10..]).count(), 1, "{page}");
+        let turn = format!("{heading}\n\n**User**\n\n{question}\n\n");
+        assert!(page.contains(&turn), "{page}");
+    }
+    assert!(exported("plain").contains("## Turn 0\n"));
+    assert!(exported("ben").contains("## Turn 0, "));
+}
+
 /// Two people with the same cache key: the second one's system message holds, and no session is made of the key. A session
 /// is joined only by who means it: another system message is refused.
 #[test]

@@ -4,9 +4,12 @@ use crate::common;
 
 use common::load;
 use common::session::{Words, say, seen, try_say};
+use haversack_conversations::session::export::SessionExport;
+use haversack_conversations::session::layout::ChatLayout;
 use haversack_conversations::session::turns::{Turn, TurnPlace};
 use haversack_conversations::session::{
-    AskedQuestion, Owner, SessionError, SessionOptions, SessionSettings, Sessions,
+    AskedQuestion, Owner, SessionError, SessionOptions, SessionRead, SessionSettings, Sessions,
+    TurnView,
 };
 use haversack_engine::runtime::bounds::BoundsError;
 use haversack_engine::runtime::{GenerateEvent, GenerateOptions, GenerateTimes};
@@ -806,4 +809,108 @@ fn limits_are_granted_recorded_or_refused() {
     assert_eq!(change.reason, "shrunk: the budget");
     let answer = say(&mut sessions, &mut runtime, id, QUESTIONS[2]);
     assert_eq!(answer.context.changes, []);
+}
+
+/// 20 November 2026, a Friday, and the Monday after it.
+const FRIDAY_MS: u64 = 1_795_132_800_000;
+const MONDAY_MS: u64 = FRIDAY_MS + 3 * 86_400_000;
+
+/// Where a session asks for it, each turn is read behind its own date: what was said lately, in parts, and elsewhere. What is
+/// shown is the message alone, in a resumed session too, which answers as the one that was not closed.
+#[test]
+fn messages_are_read_behind_their_date_and_shown_without() {
+    let world = World::new();
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let own = SessionSettings {
+        dates: Some(true),
+        ..SessionSettings::default()
+    };
+    let texts = sessions.texts();
+    let past = [
+        ("One?".to_owned(), "1".to_owned()),
+        ("Two?".to_owned(), "2".to_owned()),
+    ];
+    let go_on = &mut || ControlFlow::Continue(());
+    let times = [Some(FRIDAY_MS)];
+    let read = SessionRead::Create {
+        opening: texts.opening_with("", "Be brief.", 0, own).unwrap(),
+        history: texts.dated_history(&past, &times, own, go_on).unwrap(),
+    };
+    let id = sessions
+        .create_told(&mut runtime, "dated", read, 5)
+        .unwrap();
+    let mut sampler = Sampler::new(SampleOptions::default()).unwrap();
+    let options = GenerateOptions {
+        tokens_max: Some(4),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    let long = "It rains in Ghent. ".repeat(40);
+    let mut said = |sessions: &mut Sessions, runtime: &mut Runtime, id, text: &str, now_ms| {
+        let ignore = &mut |_: GenerateEvent<'_>| ControlFlow::Continue(());
+        let said = sessions.say(runtime, id, text, now_ms, &mut sampler, &options, ignore);
+        said.unwrap()
+    };
+    said(&mut sessions, &mut runtime, id, "Three?", MONDAY_MS);
+    // A clock that goes back does not change the day.
+    said(&mut sessions, &mut runtime, id, &long, FRIDAY_MS);
+    let views = |sessions: &Sessions, id| -> Vec<TurnView> {
+        let turns = sessions.turns(id).unwrap();
+        let numbers: Vec<u64> = turns.iter().map(|turn| turn.number).collect();
+        let view = |number: u64| sessions.turn(id, number).unwrap();
+        numbers.into_iter().map(view).collect()
+    };
+    let check = |views: &[TurnView]| {
+        assert!(views.len() > 5, "the long message has parts: {views:?}");
+        for (i, view) in views.iter().enumerate() {
+            let tokens = &view.tokens[..view.question];
+            let read = world.model.tokenizer().decode(tokens).unwrap();
+            let friday = read.matches("[Friday, 20 November 2026]\n").count();
+            let monday = read.matches("[Monday, 23 November 2026]\n").count();
+            let expected = match i {
+                0 => (1, 0),
+                // When it was said is not known.
+                1 => (0, 0),
+                _ => (0, 1),
+            };
+            assert_eq!((friday, monday), expected, "{i}: {read}");
+            assert_eq!(view.is_dated, i != 1);
+            assert_eq!(view.time_ms, if i < 2 { FRIDAY_MS } else { MONDAY_MS });
+            assert!(!view.text.contains("November"), "{}", view.text);
+            assert!(read.contains(&view.text), "{read}");
+        }
+        let texts: Vec<&str> = views.iter().map(|view| &view.text[..]).collect();
+        assert_eq!(texts[..3], ["One?", "Two?", "Three?"]);
+        let words = |text: &str| text.split_whitespace().count();
+        let whole: usize = texts[3..].iter().map(|text| words(text)).sum();
+        assert_eq!(whole, words(&long));
+    };
+    let before = views(&sessions, id);
+    check(&before);
+    let copy = sessions.fork(&mut runtime, id, "copy").unwrap();
+    let expected = said(&mut sessions, &mut runtime, copy, "And now?", MONDAY_MS);
+    drop(sessions);
+
+    // The process was killed.
+    let mut runtime = world.runtime();
+    let mut sessions = world.sessions(&runtime);
+    let id = sessions.resume(&mut runtime, "dated").unwrap();
+    assert_eq!(sessions.settings(id).unwrap().dates, Some(true));
+    let strip = |views: Vec<TurnView>| -> Vec<(Vec<u32>, String, u64)> {
+        let views = views.into_iter();
+        views.map(|v| (v.tokens, v.text, v.time_ms)).collect()
+    };
+    check(&views(&sessions, id));
+    assert_eq!(strip(views(&sessions, id)), strip(before));
+    let answer = said(&mut sessions, &mut runtime, id, "And now?", MONDAY_MS);
+    assert_eq!(answer.tokens, expected.tokens);
+    let path = world.folder.path().join("sessions/dated.session");
+    let export = SessionExport::of(&path, None).unwrap();
+    let layout = ChatLayout::new(world.model.clone());
+    let text = SessionExport::text(&layout, &export.turns[2]).unwrap();
+    assert_eq!(
+        (&text.question[..], export.turns[2].is_dated),
+        ("Three?", true)
+    );
 }

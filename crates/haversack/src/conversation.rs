@@ -8,6 +8,7 @@ use crate::page::ConversationPage;
 use crate::prompt::Prompt;
 use crate::sessions::{ConversationView, VIEW_TURNS_MAX};
 use haversack_conversations::scheduler::Request;
+use haversack_conversations::session::date::date_of;
 use haversack_conversations::session::{
     FactView, SessionError, SessionRead, SessionSettings, SessionStats, TurnView,
 };
@@ -49,6 +50,13 @@ impl ConversationBuilder {
     /// [`Conversation::find_facts`] does, and adds them. They name the turn that says them.
     pub fn auto_facts(mut self, finds: bool) -> ConversationBuilder {
         self.settings.auto_facts = Some(finds);
+        self
+    }
+
+    /// Puts the date (UTC) before what the user says, as part of the text, if it is new: answers can tell when something was
+    /// said. Turns, exports and `say` have the message alone.
+    pub fn dates(mut self, has_dates: bool) -> ConversationBuilder {
+        self.settings.dates = Some(has_dates);
         self
     }
 
@@ -268,12 +276,18 @@ impl Conversation {
             page.fact(fact.number, &fact.text);
         }
         for TurnView {
-            turn, text, answer, ..
+            turn,
+            text,
+            answer,
+            time_ms,
+            is_dated,
+            ..
         } in &view.turns
         {
+            let date = is_dated.then(|| date_of(*time_ms));
             match turn.is_state {
                 true => page.state(turn.number, text),
-                false => page.turn(turn.number, text, answer),
+                false => page.turn(turn.number, date.as_deref(), text, answer),
             }
         }
         Ok(page.into_text())

@@ -31,10 +31,12 @@ impl ConversationPage {
         self.0 += &format!("## State {number}\n\n{text}\n\n");
     }
 
-    /// A question and its answer.
-    pub fn turn(&mut self, number: u64, question: &str, answer: &str) {
-        self.0 +=
-            &format!("## Turn {number}\n\n**User**\n\n{question}\n\n**Assistant**\n\n{answer}\n\n");
+    /// A question and its answer, with its date where it was read with one.
+    pub fn turn(&mut self, number: u64, date: Option<&str>, question: &str, answer: &str) {
+        let date = date.map_or(String::new(), |date| format!(", {date}"));
+        self.0 += &format!(
+            "## Turn {number}{date}\n\n**User**\n\n{question}\n\n**Assistant**\n\n{answer}\n\n"
+        );
     }
 
     /// The page as text.

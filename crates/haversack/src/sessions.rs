@@ -1,6 +1,7 @@
 //! What conversations are asked between two steps of the scheduler.
 
 use haversack_conversations::scheduler::Scheduler;
+use haversack_conversations::session::date::date_of;
 use haversack_conversations::session::{
     FactView, ListedSession, Owner, RemovedSession, SessionError, SessionId, SessionName,
     SessionSettings, SessionStats, Sessions, TurnView,
@@ -103,6 +104,8 @@ pub(crate) fn view(
 pub(crate) struct SaidInTurn {
     pub text: String,
     pub time_ms: u64,
+    /// In words, where the message was read with it.
+    pub date: Option<String>,
     /// The message before it.
     pub before: Option<String>,
     pub facts: Vec<FactView>,
@@ -123,6 +126,7 @@ pub(crate) fn said(
         .transpose()?;
     Ok(SaidInTurn {
         time_ms: view.time_ms,
+        date: view.is_dated.then(|| date_of(view.time_ms)),
         text: text(view).unwrap_or_default(),
         before: before.and_then(text),
         facts: sessions.facts(id)?,

@@ -66,6 +66,30 @@ fn a_turn_is_shown_as_it_was_answered() {
     assert_eq!(anna.turns().unwrap()[0].answer, said.trim());
 }
 
+/// The date is read before a message where a conversation asks for it, and shown once where the conversation is exported.
+#[test]
+fn messages_are_dated_where_a_conversation_asks_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = builder(dir.path()).start().unwrap();
+    let said = |name: &str, has_dates: bool| {
+        let conversation = engine.conversation(name).dates(has_dates).open().unwrap();
+        conversation.say("I sing.").max_tokens(2).run().unwrap();
+        let turn = conversation.turns().unwrap().remove(0);
+        assert_eq!((&turn.text[..], turn.is_dated), ("I sing.", has_dates));
+        let tokens = &turn.tokens[..turn.question];
+        let read = engine.model().tokenizer().decode(tokens).unwrap();
+        (read, conversation.export().unwrap())
+    };
+    let (read, page) = said("anna", true);
+    let (before, date) = read.split_once('[').unwrap();
+    let (date, after) = date.split_once("]\n").unwrap();
+    assert!(after.starts_with("I sing.") && !before.contains("sing"));
+    assert!(page.contains(&format!("## Turn 0, {date}\n\n**User**\n\nI sing.\n")));
+    assert_eq!(page.matches(date).count(), 1, "{page}");
+    let (read, page) = said("ben", false);
+    assert!(!read.contains(date) && page.contains("## Turn 0\n"));
+}
+
 /// A client that leaves between sending a request and hearing of its acceptance cannot cancel it by its number. The engine notices
 /// when it admits the request; the place was lost for good.
 #[test]

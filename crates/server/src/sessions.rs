@@ -6,7 +6,7 @@
 //! of another conversation are refused, because no answer to them would be right.
 
 use super::body::{JsonBody, QueuePlace};
-use super::fail::Fail;
+use super::fail::{Fail, require};
 use super::json::list as json_list;
 use super::limits;
 use super::memory::place_name;
@@ -43,16 +43,18 @@ pub async fn bind(
     let Some(session) = request.session_id.clone() else {
         return Ok(None);
     };
-    let (opening, history, text) = parts(&request.messages)?;
+    let given = GivenConversation::new(&request.messages)?;
+    let text = given.text.clone();
     let own = SessionSettings {
         auto_facts: request.auto_facts,
+        dates: request.dates,
         ..SessionSettings::default()
     };
     let differs = |what| {
         let message = format!("session_id: the {what}");
         Err(Fail::status(StatusCode::CONFLICT, message))
     };
-    match continue_with(server, owner.session(&session), opening, history, own).await? {
+    match continue_with(server, owner.session(&session), given, own).await? {
         Rewound::Same | Rewound::Absent => Ok(Some(SessionMessage { session, text })),
         Rewound::OtherSystem => differs(
             "system message differs from the one that this session began with; accepted: the same, or none",
@@ -67,11 +69,16 @@ pub async fn bind(
 async fn continue_with(
     server: &ServerState,
     session: SessionName<'_>,
-    opening: String,
-    history: History,
+    given: GivenConversation,
     own: SessionSettings,
 ) -> Result<Rewound, Error> {
     let client = server.client();
+    let GivenConversation {
+        opening,
+        history,
+        times_ms,
+        ..
+    } = given;
     // Clients write a call in their own way: what was said before it is compared.
     let said = |(question, answer): &(String, String)| {
         let said = answer.split(CALL_BEGIN).next().unwrap_or_default();
@@ -86,16 +93,18 @@ async fn continue_with(
     if rewound != Rewound::Absent {
         return Ok(rewound);
     }
-    let (now, turns) = (now_ms(), history.clone());
+    let (now, turns, times) = (now_ms(), history.clone(), times_ms.clone());
     let turn_bytes = |(question, answer): &(String, String)| question.len() + answer.len();
     let bytes = opening.len() + history.iter().map(turn_bytes).sum::<usize>();
     let read = told(server, bytes, move |texts, go_on| {
         Ok(SessionRead::Create {
             opening: texts.opening_with("", &opening, now, own)?,
-            history: texts.history(&turns, go_on)?,
+            history: texts.dated_history(&turns, &times, own, go_on)?,
         })
     });
-    let request = read_request(server, session, read.await?, now);
+    // It began when the first message was said.
+    let began = times_ms.iter().flatten().next().copied();
+    let request = read_request(server, session, read.await?, began.unwrap_or(now));
     match client.read(request).await {
         // Another request created it meanwhile.
         Err(Error::Session(error)) if error.is_taken() => rewind().await,
@@ -162,7 +171,61 @@ pub async fn tell_tools(
     Ok(())
 }
 
-/// The system text, the turns before, and the last message. Calls and their results are text.
+/// A conversation as a client gives it. Calls and their results are text.
+struct GivenConversation {
+    /// The system text.
+    opening: String,
+    /// The turns before the last message, and when they were said.
+    history: History,
+    times_ms: Vec<Option<u64>>,
+    /// The last message.
+    text: String,
+}
+
+impl GivenConversation {
+    fn new(messages: &[ChatMessage]) -> Result<GivenConversation, Fail> {
+        check_times(messages)?;
+        let times_ms = question_times(messages);
+        let (opening, history, text) = parts(messages)?;
+        Ok(GivenConversation {
+            opening,
+            times_ms: times_ms.into_iter().take(history.len()).collect(),
+            history,
+            text,
+        })
+    }
+}
+
+/// A clock of a client may be ahead by this much.
+const AHEAD_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// Times of messages are of the past, and in order.
+fn check_times(messages: &[ChatMessage]) -> Result<(), Fail> {
+    let (mut last, max) = (0, now_ms().saturating_add(AHEAD_MS));
+    for time in messages.iter().filter_map(|message| message.time_ms) {
+        let accepted = match time {
+            _ if time > max => "time_ms: accepted: milliseconds since 1970, not in the future",
+            _ if time < last => "time_ms: accepted: not before that of an earlier message",
+            _ => "",
+        };
+        require(accepted.is_empty(), "messages", accepted)?;
+        last = time;
+    }
+    Ok(())
+}
+
+/// When the questions of a conversation were said; results of calls that follow each other are one question.
+fn question_times(messages: &[ChatMessage]) -> Vec<Option<u64>> {
+    let before = std::iter::once(None).chain(messages.iter().map(Some));
+    let questions = messages.iter().zip(before).filter(|(message, before)| {
+        let is_result = message.role == "tool";
+        let goes_on = is_result && before.is_some_and(|before| before.role == "tool");
+        message.role == "user" || is_result && !goes_on
+    });
+    questions.map(|(message, _)| message.time_ms).collect()
+}
+
+/// The system text, the turns before, and the last message.
 fn parts(messages: &[ChatMessage]) -> Result<(String, History, String), Fail> {
     const ACCEPTED: &str = "accepted in a session: a system message, then user and assistant in turn, ending with the user";
     let wrong = || Fail::param("messages", ACCEPTED);
@@ -212,6 +275,8 @@ pub struct CreateRequest {
     pub relevance: Option<String>,
     /// Lasting facts are found in what the user says, and added.
     pub auto_facts: Option<bool>,
+    /// The date goes before what the user says.
+    pub dates: Option<bool>,
 }
 
 impl CreateRequest {
@@ -228,6 +293,7 @@ impl CreateRequest {
             relevance: relevance.map_err(|text: String| Fail::param("relevance", text))?,
             quota_bytes: self.quota_bytes,
             auto_facts: self.auto_facts,
+            dates: self.dates,
         })
     }
 }
@@ -561,6 +627,7 @@ fn view_json(view: &ConversationView) -> Value {
         },
         "capacity": stats.capacity,
         "auto_facts": view.settings.auto_facts.unwrap_or(false),
+        "dates": view.settings.dates.unwrap_or(false),
         "turns_said": stats.turns,
         "file_bytes": stats.file_bytes,
         "unsaved": stats.unsaved.as_ref().map(ToString::to_string),

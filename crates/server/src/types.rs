@@ -71,6 +71,8 @@ pub struct ChatRequest {
     pub session_id: Option<String>,
     /// Of a session that this request creates: lasting facts are found in what the user says, and added.
     pub auto_facts: Option<bool>,
+    /// The same: the date goes before what the user says.
+    pub dates: Option<bool>,
     #[serde(flatten)]
     pub common: CommonFields,
 }
@@ -104,6 +106,8 @@ pub struct ChatMessage {
     /// Which call this message answers.
     pub tool_call_id: Option<String>,
     pub name: Option<String>,
+    /// When a message of a history was said, in milliseconds since 1970.
+    pub time_ms: Option<u64>,
 }
 
 impl ChatMessage {
@@ -114,6 +118,7 @@ impl ChatMessage {
             tool_calls: None,
             tool_call_id: None,
             name: None,
+            time_ms: None,
         }
     }
 

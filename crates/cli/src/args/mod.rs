@@ -151,6 +151,10 @@ pub struct SessionSettingArgs {
     #[arg(long)]
     pub no_encoder: bool,
 
+    /// Put the date before what the user says, as part of the text, so that answers can tell when something was said
+    #[arg(long)]
+    pub dates: bool,
+
     /// Tokens of turns that a session keeps in memory [default: what budget and context have room for]
     #[arg(long, value_name = "N", value_parser = count(1, CONTEXT_MAX), allow_hyphen_values = true)]
     pub session_capacity: Option<usize>,
@@ -173,6 +177,7 @@ impl SessionSettingArgs {
             persistent_max: self.session_persistent,
             relevance: self.relevance,
             quota_bytes: self.session_file_quota,
+            dates: self.dates.then_some(true),
             ..SessionSettings::default()
         }
     }

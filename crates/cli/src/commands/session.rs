@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use haversack::ConversationPage;
 use haversack::engine::{LoadOptions, Model};
 use haversack::memory::bytes::human;
+use haversack::session::date::date_of;
 use haversack::session::export::{SessionExport, TurnText};
 use haversack::session::layout::ChatLayout;
 use haversack::session::record::TurnRecord;
@@ -202,7 +203,10 @@ fn markdown(path: &Path, found: &SessionExport, turns: &[ExportedTurn<'_>]) -> S
         };
         match answer {
             None => page.state(turn.number, question),
-            Some(answer) => page.turn(turn.number, question, answer),
+            Some(answer) => {
+                let date = turn.is_dated.then(|| date_of(turn.time_ms));
+                page.turn(turn.number, date.as_deref(), question, answer);
+            }
         }
     }
     page.into_text()

@@ -94,16 +94,10 @@ impl SessionExport {
 
     /// Puts a turn into words.
     pub fn text(layout: &ChatLayout, turn: &TurnRecord) -> Result<TurnText, LayoutError> {
-        let (asked, answered) = turn.tokens.split_at(turn.question as usize);
-        Ok(match turn.turn().is_state {
-            true => TurnText {
-                question: layout.fact_text(asked)?,
-                answer: None,
-            },
-            false => TurnText {
-                question: layout.question_text(asked)?,
-                answer: Some(layout.answer_text(answered)?),
-            },
+        let (question, answer) = layout.turn_texts(turn)?;
+        Ok(TurnText {
+            question,
+            answer: (!turn.turn().is_state).then_some(answer),
         })
     }
 }

@@ -5,6 +5,7 @@
 //! has no place for a system message, an exchange of its own says the same. A piece begins and ends with the template's
 //! markers, so no marker is ever without its other half.
 
+use super::date::undated;
 use super::record::TurnRecord;
 use haversack_engine::model::Model;
 use haversack_text::chat::{ChatError, encode_chat};
@@ -129,12 +130,16 @@ impl ChatLayout {
         Ok(self.text_within(tokens, marks))
     }
 
-    /// The question and the answer of a turn, without markers; of a state or a part of a message there is no answer.
+    /// The question and the answer of a turn, without markers and date; of a state or a part of a message there is no answer.
     pub fn turn_texts(&self, turn: &TurnRecord) -> Result<(String, String), LayoutError> {
         let (asked, answered) = turn.tokens.split_at(turn.question as usize);
         let text = match answered.is_empty() {
             true => self.fact_text(asked)?,
             false => self.question_text(asked)?,
+        };
+        let text = match turn.is_dated {
+            true => undated(&text).to_owned(),
+            false => text,
         };
         Ok((text, self.answer_text(answered)?))
     }

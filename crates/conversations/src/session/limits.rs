@@ -7,6 +7,7 @@
 //! Limits are fixed when a session is opened, and its file records them. Other sessions and requests never change them.
 //! What cannot be granted is refused with the largest value that can.
 
+use super::date::DATE_TOKENS_MAX;
 use super::relevance::Relevance;
 
 /// Why a session cannot have what was asked for.
@@ -57,6 +58,8 @@ pub struct SessionSettings {
     pub quota_bytes: Option<u64>,
     /// What runs the session finds lasting facts in what the user says, and adds them.
     pub auto_facts: Option<bool>,
+    /// The date goes before what the user says, as part of the text.
+    pub dates: Option<bool>,
 }
 
 impl SessionSettings {
@@ -69,6 +72,15 @@ impl SessionSettings {
             relevance: self.relevance.or(usual.relevance),
             quota_bytes: self.quota_bytes.or(usual.quota_bytes),
             auto_facts: self.auto_facts.or(usual.auto_facts),
+            dates: self.dates.or(usual.dates),
+        }
+    }
+
+    /// Tokens before a message beside its own, at most.
+    pub fn date_tokens(&self) -> usize {
+        match self.dates {
+            Some(true) => DATE_TOKENS_MAX,
+            _ => 0,
         }
     }
 }
@@ -206,6 +218,14 @@ impl SessionLimits {
     fn answer_room(&self) -> usize {
         let beside = self.part_max + ENDING_TOKENS;
         self.capacity.saturating_sub(beside).max(1)
+    }
+
+    /// With parts of messages that have `tokens` before them.
+    pub fn with_shorter_parts(self, tokens: usize) -> SessionLimits {
+        SessionLimits {
+            part_max: self.part_max.saturating_sub(tokens).max(1),
+            ..self
+        }
     }
 
     /// Tokens of an answer to a question that asks for this many, or for no number.

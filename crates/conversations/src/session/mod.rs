@@ -54,6 +54,7 @@
 
 pub mod condense;
 mod condensing;
+pub mod date;
 mod embed;
 mod error;
 pub mod export;

@@ -358,6 +358,11 @@ impl OpenSession {
         self.settings
     }
 
+    /// The time whose date goes before what is said now; `None`: no date does.
+    pub fn date_ms(&self, now_ms: u64) -> Option<u64> {
+        (self.settings.dates == Some(true)).then(|| self.transcript.time_of(now_ms))
+    }
+
     pub fn check_saved(&self) -> SessionResult {
         match self.log.unsaved() {
             None => Ok(()),
@@ -813,6 +818,7 @@ impl OpenSession {
             question: tokens.len() as u32,
             is_pinned: true,
             is_part: false,
+            is_dated: false,
             embedding,
             tokens,
         };

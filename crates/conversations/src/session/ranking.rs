@@ -6,6 +6,7 @@
 //! look at what the transcript says. The same turns and question give the same ranks, whether the
 //! session was resumed, and wherever rows are.
 
+use super::date::date_of;
 use super::error::SessionResult;
 use super::layout::ChatLayout;
 use super::log::SessionLog;
@@ -55,6 +56,10 @@ impl Ranker<'_> {
         let words = || {
             let record = TurnRecord::read(self.record(stored)?).ok()?;
             let (question, answer) = self.layout.turn_texts(&record).ok()?;
+            // A question may name the day or the month.
+            let date = record.is_dated.then(|| date_of(record.time_ms));
+            let answer = [date.unwrap_or_default(), answer].join("
+");
             Some(words_of_turn(&question, &answer))
         };
         words().unwrap_or_default()

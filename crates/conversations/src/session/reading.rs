@@ -532,10 +532,11 @@ fn add_told(session: &mut OpenSession, turns: Vec<ToldTurn>, start: u64, now_ms:
         let record = TurnRecord {
             number: session.transcript.next_turn(),
             start,
-            time_ms: session.transcript.at(now_ms),
+            time_ms: session.transcript.at(told.time_ms.unwrap_or(now_ms)),
             question: told.question as u32,
             is_pinned: false,
             is_part: told.is_part,
+            is_dated: told.is_dated,
             embedding: told.embedding,
             tokens: told.tokens,
         };

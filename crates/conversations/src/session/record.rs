@@ -55,6 +55,8 @@ pub struct TurnRecord {
     pub is_pinned: bool,
     /// The message goes on in the next turn.
     pub is_part: bool,
+    /// The question begins with the date of its time.
+    pub is_dated: bool,
     pub tokens: Vec<u32>,
     /// In the encoder's storage format; empty without an encoder.
     pub embedding: Vec<u8>,
@@ -156,7 +158,8 @@ impl LimitsRecord {
         numbers.iter().for_each(|n| out.u32(n.to_bits()));
         out.bytes(self.reason.as_bytes());
         // Files of sessions that set none are as they were before there were any.
-        let flags = own.auto_facts.map_or(0, |finds| 1 | u32::from(finds) << 1);
+        let flag = |set: Option<bool>| set.map_or(0, |value| 1 | u32::from(value) << 1);
+        let flags = flag(own.auto_facts) | flag(own.dates) << 2;
         if flags > 0 {
             out.u32(flags);
         }
@@ -179,9 +182,10 @@ impl LimitsRecord {
             [] => 0,
             _ => from.u32()?,
         };
-        if flags > 3 {
+        if flags > 15 {
             return Err(from.bad("flags without a meaning"));
         }
+        let flag = |at: u32| (flags >> at & 1 > 0).then_some(flags >> at & 2 > 0);
         let record = LimitsRecord {
             turn,
             capacity,
@@ -190,7 +194,8 @@ impl LimitsRecord {
                 answer_max: size(counts[1]),
                 persistent_max: size(counts[2]),
                 quota_bytes: counts[3],
-                auto_facts: (flags & 1 > 0).then_some(flags & 2 > 0),
+                auto_facts: flag(0),
+                dates: flag(2),
                 relevance: match rule {
                     0 => None,
                     1 => Some(Relevance::All),
@@ -217,7 +222,12 @@ impl TurnRecord {
         out.u64(self.start);
         out.u64(self.time_ms);
         out.u32(self.question);
-        out.u32(u32::from(self.is_pinned) | u32::from(self.is_part) << 1);
+        let flags = [self.is_pinned, self.is_part, self.is_dated];
+        let flags = flags
+            .iter()
+            .rev()
+            .fold(0, |all, &is| all << 1 | u32::from(is));
+        out.u32(flags);
         out.bytes(&self.embedding);
         out.ids(&self.tokens);
         out.0
@@ -227,7 +237,7 @@ impl TurnRecord {
         let mut from = Reader { kind: TURN, bytes };
         let (number, start, time_ms) = (from.u64()?, from.u64()?, from.u64()?);
         let (question, flags) = (from.u32()?, from.u32()?);
-        if flags > 3 {
+        if flags > 7 {
             return Err(from.bad("flags without a meaning"));
         }
         let record = TurnRecord {
@@ -237,6 +247,7 @@ impl TurnRecord {
             question,
             is_pinned: flags & 1 > 0,
             is_part: flags & 2 > 0,
+            is_dated: flags & 4 > 0,
             embedding: from.list()?.to_vec(),
             tokens: from.ids()?,
         };
@@ -534,6 +545,7 @@ mod tests {
             question: 2,
             is_pinned: true,
             is_part: false,
+            is_dated: false,
             tokens: vec![1, 2, 3],
             embedding: vec![5; 388],
         }
@@ -599,9 +611,14 @@ mod tests {
             reason: "shrunk".into(),
         };
         assert_eq!(LimitsRecord::read(&limits.to_bytes()), Ok(limits.clone()));
-        for auto_facts in [Some(false), Some(true)] {
+        for (auto_facts, dates) in [
+            (None, Some(true)),
+            (Some(false), None),
+            (Some(true), Some(false)),
+        ] {
             let own = SessionSettings {
                 auto_facts,
+                dates,
                 ..limits.own
             };
             let limits = LimitsRecord {
@@ -612,6 +629,7 @@ mod tests {
         }
         let part = TurnRecord {
             is_part: true,
+            is_dated: true,
             ..turn()
         };
         assert_eq!(TurnRecord::read(&part.to_bytes()), Ok(part));

@@ -119,6 +119,8 @@ pub struct TurnView {
     /// The answer, without markers.
     pub answer: String,
     pub time_ms: u64,
+    /// What was read of the question begins with the date of that time.
+    pub is_dated: bool,
 }
 
 /// Tokens of turns that left memory or came back, by cause.

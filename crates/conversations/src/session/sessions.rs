@@ -567,6 +567,7 @@ impl Sessions {
             text,
             answer,
             time_ms: record.time_ms,
+            is_dated: record.is_dated,
             tokens: record.tokens,
         })
     }
@@ -792,8 +793,10 @@ impl Sessions {
         let replay = &self.files.ready(name)?.replay;
         let own = replay.transcript.limits.as_ref().map(|limits| limits.own);
         let (position, own) = (replay.state.position, own.unwrap_or_default());
-        let limits = self.grants.grant(own, self.options.settings).limits;
-        let coming = self.coming_tokens(&limits, question, answer).ok()?;
+        let granted = self.grants.grant(own, self.options.settings);
+        let (limits, settings) = (granted.limits, granted.settings);
+        let coming = self.coming_tokens(&limits, settings, question, answer);
+        let coming = coming.ok()?;
         let rows = rows_at(position.saturating_add(coming), &limits, runtime);
         Some((runtime.sequence_bytes(rows), rows))
     }
@@ -827,17 +830,20 @@ impl Sessions {
         question: usize,
         answer: Option<usize>,
     ) -> SessionResult<u64> {
-        self.coming_tokens(&self.session(id)?.limits, question, answer)
+        let session = self.session(id)?;
+        self.coming_tokens(&session.limits, session.settings(), question, answer)
     }
 
     fn coming_tokens(
         &self,
         limits: &SessionLimits,
+        settings: SessionSettings,
         question: usize,
         answer: Option<usize>,
     ) -> SessionResult<u64> {
         let ending = self.ending_tokens()? + 1;
-        let whole = question.saturating_add(limits.answer(answer)? + ending);
+        let date = settings.date_tokens();
+        let whole = question.saturating_add(limits.answer(answer)? + ending + date);
         Ok((whole.min(limits.capacity) + self.options.reread_max) as u64)
     }
 

@@ -2,6 +2,7 @@
 
 use super::condense::{Condense, CondensePiece};
 use super::condensing::CondenseOutcome;
+use super::date::dated;
 use super::embed::Embed;
 use super::error::{SessionError, SessionResult};
 use super::folder::SessionFolder;
@@ -56,6 +57,9 @@ pub struct ToldTurn {
     pub(super) question: usize,
     /// The message goes on in the next turn.
     pub(super) is_part: bool,
+    /// When it was said, where that is known.
+    pub(super) time_ms: Option<u64>,
+    pub(super) is_dated: bool,
     /// As records have it.
     pub(super) embedding: Vec<u8>,
 }
@@ -160,6 +164,19 @@ impl SessionTexts {
         turns: &[(String, String)],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> SessionResult<VecDeque<ToldTurn>> {
+        self.dated_history(turns, &[], SessionSettings::default(), go_on)
+    }
+
+    /// The same of a session with settings of its own, with the times of its turns where they are known. Where messages have
+    /// their date before them, these have it too.
+    pub fn dated_history(
+        &self,
+        turns: &[(String, String)],
+        times_ms: &[Option<u64>],
+        own: SessionSettings,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> SessionResult<VecDeque<ToldTurn>> {
+        let settings = own.or(self.options.settings);
         let max = HISTORY_TURNS_MAX;
         if turns.len() > max {
             let turns = turns.len();
@@ -167,11 +184,12 @@ impl SessionTexts {
         }
         let mut told = VecDeque::with_capacity(turns.len());
         let (mut tokens, max) = (0, HISTORY_TOKENS_MAX);
-        for (question, answer) in turns {
+        let times_ms = times_ms.iter().copied().chain(std::iter::repeat(None));
+        for ((question, answer), time_ms) in turns.iter().zip(times_ms) {
             if go_on().is_break() {
                 return Err(SessionError::Stopped);
             }
-            for turn in self.turn(question, answer)? {
+            for turn in self.turn(question, answer, time_ms, settings)? {
                 tokens += turn.tokens.len();
                 if tokens > max {
                     return Err(SessionError::HistoryTokens { max });
@@ -183,7 +201,16 @@ impl SessionTexts {
     }
 
     /// A question and its answer, and before them the parts of a question that is too long.
-    fn turn(&self, question: &str, answer: &str) -> SessionResult<Vec<ToldTurn>> {
+    fn turn(
+        &self,
+        question: &str,
+        answer: &str,
+        time_ms: Option<u64>,
+        settings: SessionSettings,
+    ) -> SessionResult<Vec<ToldTurn>> {
+        let date_ms = time_ms.filter(|_| settings.dates == Some(true));
+        let is_dated = date_ms.is_some();
+        let date = if is_dated { settings.date_tokens() } else { 0 };
         let plain = EncodeOptions {
             add_special: false,
             parse_special: false,
@@ -192,20 +219,23 @@ impl SessionTexts {
         let answered = tokenizer.encode(answer, plain)?;
         self.usual.check_told_answer(answered.len())?;
         let ending = self.layout.ending()?;
-        let (limits, beside) = (&self.usual, answered.len() + ending.len());
-        let mut parts = message_parts(&self.layout, question, limits, limits.capacity, beside)?;
+        let limits = self.usual.with_shorter_parts(date);
+        let (room, beside) = (limits.capacity, answered.len() + ending.len() + date);
+        let mut parts = message_parts(&self.layout, question, &limits, room, beside)?;
         let question = parts.pop_back().unwrap_or_default();
         let mut turns = Vec::new();
         for part in parts {
-            let tokens = self.layout.fact(&part)?;
+            let tokens = self.layout.fact(&dated(&part, date_ms))?;
             turns.push(ToldTurn {
                 question: tokens.len(),
                 tokens,
                 is_part: true,
+                time_ms,
+                is_dated,
                 embedding: self.embedding(&part),
             });
         }
-        let mut tokens = self.layout.question(&question)?;
+        let mut tokens = self.layout.question(&dated(&question, date_ms))?;
         let asked = tokens.len();
         tokens.extend(answered);
         tokens.extend_from_slice(ending);
@@ -213,6 +243,8 @@ impl SessionTexts {
             question: asked,
             tokens,
             is_part: false,
+            time_ms,
+            is_dated,
             embedding: self.embedding(&format!("{question}\n{answer}")),
         });
         Ok(turns)

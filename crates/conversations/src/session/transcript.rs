@@ -141,8 +141,13 @@ impl Transcript {
 
     /// The time of a new record: it never goes back, whatever the clock does.
     pub fn at(&mut self, now_ms: u64) -> u64 {
-        self.last_time_ms = self.last_time_ms.max(now_ms);
+        self.last_time_ms = self.time_of(now_ms);
         self.last_time_ms
+    }
+
+    /// The time that a record of now would have.
+    pub fn time_of(&self, now_ms: u64) -> u64 {
+        self.last_time_ms.max(now_ms)
     }
 
     /// Tokens of a fact that holds and may be revoked.

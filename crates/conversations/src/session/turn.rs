@@ -9,6 +9,7 @@
 //! which takes its place again if the turn is dropped.
 
 use super::condensing::{RebuildReading, STEP_TOKENS_MAX};
+use super::date::dated;
 use super::embed::{QuestionEmbedding, embed_later, embed_while};
 use super::error::{SessionError, SessionResult};
 use super::layout::ChatLayout;
@@ -43,6 +44,8 @@ struct PreparedTurn {
     prompt: Vec<u32>,
     /// Number of tokens of the question, at the end of the prompt.
     question: usize,
+    /// It begins with the date.
+    is_dated: bool,
     question_start: u64,
     /// Turns that the prompt begins with, and their new positions.
     reread: Vec<(u64, Range<u64>)>,
@@ -56,6 +59,7 @@ struct PreparedTurn {
 struct Question<'a> {
     text: &'a str,
     tokens: Vec<u32>,
+    is_dated: bool,
     embedding: Option<QuestionEmbedding>,
     has_encoder: bool,
     /// Tokens of the question, the longest answer and its ending.
@@ -266,6 +270,7 @@ impl PreparedTurn {
         let Question {
             text,
             tokens: question,
+            is_dated,
             embedding,
             has_encoder,
             coming,
@@ -320,6 +325,7 @@ impl PreparedTurn {
             sequence,
             prompt,
             question: question.len(),
+            is_dated,
             question_start,
             reread,
             recalls_fewer: !recalled.left_out.is_empty(),
@@ -359,6 +365,7 @@ impl PreparedTurn {
             question: tokens.len() as u32,
             is_pinned: false,
             is_part: true,
+            is_dated: self.is_dated,
             embedding: stored_bytes(embedding),
             tokens,
         };
@@ -404,6 +411,7 @@ impl PreparedTurn {
             question: self.question as u32,
             is_pinned: false,
             is_part: false,
+            is_dated: self.is_dated,
             embedding: stored_bytes(embedding),
             tokens,
         };
@@ -539,11 +547,12 @@ impl Sessions {
         self.follow_now(runtime, id)?;
         let session = self.session_mut(runtime, id)?;
         let answer = session.limits.answer(options.tokens_max)?;
-        let limits = session.limits;
+        let date = session.settings().date_tokens();
+        let limits = session.limits.with_shorter_parts(date);
         let pinned = session.transcript.turns().filter(|turn| turn.is_pinned);
         let pinned: u64 = pinned.map(|turn| turn.tokens()).sum();
         let room = limits.capacity.saturating_sub(pinned as usize);
-        let beside = answer + self.ending_tokens()? + 1;
+        let beside = answer + self.ending_tokens()? + 1 + date;
         let message = Message {
             rest: message_parts(self.layout(), asked.text, &limits, room, beside)?,
             told: Vec::new(),
@@ -574,7 +583,7 @@ impl Sessions {
                 let last = AskedQuestion::new(&text, now_ms);
                 self.begin_answer(runtime, id, last, &message)
             }
-            (false, _) => self.begin_telling(runtime, id, &text, &mut message),
+            (false, _) => self.begin_telling(runtime, id, &text, &mut message, now_ms),
         };
         let (prepared, stage) = match begun {
             Ok(begun) => begun,
@@ -619,15 +628,18 @@ impl Sessions {
         id: SessionId,
         text: &str,
         message: &mut Message,
+        now_ms: u64,
     ) -> SessionResult<(PreparedTurn, Stage)> {
         self.hold_for(runtime, id)?;
         let (layout, encoder) = (self.shared_layout(), self.encoder());
-        let tokens = layout.fact(text)?;
+        let date_ms = self.any_session(id)?.date_ms(now_ms);
+        let tokens = layout.fact(&dated(text, date_ms))?;
         let question = Question {
             // The parts before it are what it goes on from.
             text: "",
             coming: tokens.len() as u64,
             tokens,
+            is_dated: date_ms.is_some(),
             embedding: None,
             has_encoder: encoder.is_some(),
             told: message.told.clone(),
@@ -914,9 +926,11 @@ impl Sessions {
         let (layout, encoder) = (self.shared_layout(), self.encoder());
         self.index_turns(runtime, id)?;
         self.hold_for(runtime, id)?;
-        let tokens = || match asked.tokens {
-            Some(tokens) => Ok(tokens.to_vec()),
-            None => layout.question(asked.text),
+        let date_ms = self.any_session(id)?.date_ms(asked.now_ms);
+        let tokens = || match (asked.tokens, date_ms) {
+            (Some(tokens), None) => Ok(tokens.to_vec()),
+            // Those of the caller have no date.
+            _ => layout.question(&dated(asked.text, date_ms)),
         };
         // Without an encoder turns are not judged, even if the caller has an embedding.
         let (tokens, embedding) = match (asked.embedding, &encoder) {
@@ -929,6 +943,7 @@ impl Sessions {
             text: asked.text,
             coming: (tokens.len() + answer + ending) as u64,
             tokens,
+            is_dated: date_ms.is_some(),
             embedding,
             has_encoder: encoder.is_some(),
             told,

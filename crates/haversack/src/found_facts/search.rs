@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::sessions::SaidInTurn;
 use haversack_conversations::session::FactView;
 
-/// How a fact begins: who says it is not the one who answers.
-const SAID: &str = "The user said: ";
+/// How a fact begins: who says it is not the one who answers. The date comes before the colon, where there is one.
+const SAID: &str = "The user said";
 
 /// Older facts that a new one is compared with, those with the most in common first.
 const COMPARED_MAX: usize = 3;
@@ -32,7 +32,11 @@ impl FoundFact {
 
 /// The words of a fact, whether it was found or told.
 fn words_of_user(text: &str) -> &str {
-    text.strip_prefix(SAID).unwrap_or(text)
+    let words = match text.strip_prefix(SAID) {
+        Some(said) if said.starts_with(" on ") => said.split_once(": ").map(|(_, words)| words),
+        said => said.and_then(|said| said.strip_prefix(": ")),
+    };
+    words.unwrap_or(text)
 }
 
 /// Answers the questions of a search.
@@ -74,8 +78,9 @@ pub async fn find(
             .iter()
             .filter(|fact| !replaced.contains(&fact.number));
         let supersedes = superseded(&text, held, model).await?;
+        let date = told.date.as_ref().map(|date| format!(" on {date}"));
         facts.push(FoundFact {
-            text: format!("{SAID}{text}"),
+            text: format!("{SAID}{}: {text}", date.unwrap_or_default()),
             found_in: turn,
             supersedes,
         });
@@ -155,6 +160,7 @@ mod tests {
         SaidInTurn {
             text: text.to_owned(),
             time_ms: 0,
+            date: None,
             before: Some(before.to_owned()),
             facts: facts.collect(),
         }
@@ -183,6 +189,26 @@ mod tests {
         );
         assert_eq!(asked, ["She moved to Ghent.", "Tell me a joke.", "I sing."]);
         assert_eq!(found(&turn, &[]).0, []);
+    }
+
+    #[test]
+    fn a_dated_turn_tells_dated_facts() {
+        let told = SaidInTurn {
+            date: Some("Friday, 20 November 2026".to_owned()),
+            ..told("", "I sing.", &["", "The user said: I dance."])
+        };
+        let (facts, _) = found(&told, &["sing"]);
+        let text = "The user said on Friday, 20 November 2026: I sing.";
+        assert_eq!((&facts[0].text[..], facts[0].words()), (text, "I sing."));
+        let known = SaidInTurn {
+            facts: vec![FactView {
+                number: 1,
+                text: text.to_owned(),
+                found_in: None,
+            }],
+            ..told
+        };
+        assert_eq!(found(&known, &["sing"]).0, []);
     }
 
     #[test]

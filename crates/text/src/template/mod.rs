@@ -39,6 +39,7 @@ mod value;
 
 pub use error::TemplateError;
 pub use limits::{INPUT_BYTES_MAX, LIVE_BYTES_MAX, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX, STEPS_MAX};
+pub use time::date_in_words;
 
 use limits::{MESSAGE_BYTES, Meter, Outcome, PART_BYTES, STACK_BYTES, limit};
 use std::sync::Arc;

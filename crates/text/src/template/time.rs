@@ -7,6 +7,9 @@ const MONTHS: &str =
     "January February March April May June July August September October November December";
 const DAYS: &str = "Sunday Monday Tuesday Wednesday Thursday Friday Saturday";
 
+/// The last second of the year 9999.
+const MAX_SECONDS: i64 = 253_402_300_799;
+
 /// The word of that place in a list of words.
 fn word(list: &'static str, at: usize) -> &'static str {
     list.split(' ').nth(at).unwrap_or_default()
@@ -28,9 +31,19 @@ fn civil(days: i64) -> (i64, usize, i64) {
     (year, month as usize, day)
 }
 
+/// The day of a time, in UTC: `Friday, 20 November 2026`. Years after 9999 are its end.
+pub fn date_in_words(unix_seconds: i64) -> String {
+    let seconds = unix_seconds.clamp(0, MAX_SECONDS);
+    let days = seconds.div_euclid(86_400);
+    let (year, month, day) = civil(days);
+    let weekday = word(DAYS, (days + 4).rem_euclid(7) as usize);
+    let month = word(MONTHS, (month - 1).min(11));
+    format!("{weekday}, {day} {month} {year}")
+}
+
 pub fn strftime(unix_seconds: i64, format: &str, out: &mut Buffer) -> Outcome<()> {
     // Years -9999 to 9999 are plenty, and keep the arithmetic far from its ends.
-    let seconds = unix_seconds.clamp(-377_705_116_800, 253_402_300_799);
+    let seconds = unix_seconds.clamp(-377_705_116_800, MAX_SECONDS);
     let days = seconds.div_euclid(86_400);
     let second_of_day = seconds.rem_euclid(86_400);
     let (year, month, day) = civil(days);

@@ -17,7 +17,7 @@ use haversack::session::turns::{Turn, TurnPlace};
 use haversack::session::{
     ContextReport, LimitError, SessionError, SessionOptions, Sessions, TurnView,
 };
-use haversack::{ContextSeen, Conversation, Engine, Error, Owner};
+use haversack::{ContextSeen, Conversation, ConversationBuilder, Engine, Error, Owner};
 use haversack_hub::home::Home;
 use std::sync::Arc;
 
@@ -39,6 +39,8 @@ pub struct Lasting {
     explain: bool,
     /// Answers are shown without styles.
     is_plain: bool,
+    /// New sessions have the date before messages.
+    has_dates: bool,
     /// `None`: facts are only told.
     remembering: Option<Remembering>,
 }
@@ -98,7 +100,9 @@ impl Lasting {
         {
             out::note(&format!("{gone}; this one is new"));
         }
-        let conversation = engine.conversation(name).system(&system).open();
+        let conversation = engine.conversation(name).system(&system);
+        let has_dates = args.sessions.dates;
+        let conversation = dated(conversation, has_dates).open();
         let conversation = conversation.map_err(named)?;
         if exists && args.system.is_some() {
             out::note("this session already has a system message; /fact adds to it");
@@ -116,6 +120,7 @@ impl Lasting {
             show_stats: args.stats,
             explain: args.explain,
             is_plain: args.plain,
+            has_dates,
             remembering: finds_facts.then(Remembering::default),
         }))
     }
@@ -193,7 +198,8 @@ impl Lasting {
 
     fn begin(&mut self, name: Option<&str>) -> Result<()> {
         let name = self.name_or_fresh(name)?;
-        let begun = self.engine.conversation(name).system(&self.system).begin();
+        let begun = self.engine.conversation(name).system(&self.system);
+        let begun = dated(begun, self.has_dates).begin();
         self.switch(begun.map_err(named)?)
     }
 
@@ -553,6 +559,14 @@ impl Partner for Lasting {
         if let Some(remembering) = &mut self.remembering {
             remembering.end();
         }
+    }
+}
+
+/// What a flag asks for is noted in a new session; without it nothing is.
+fn dated(conversation: ConversationBuilder, has_dates: bool) -> ConversationBuilder {
+    match has_dates {
+        true => conversation.dates(true),
+        false => conversation,
     }
 }
 

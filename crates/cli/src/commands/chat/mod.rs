@@ -484,7 +484,7 @@ impl Partner for Unsaved {
         page.fact(0, self.system.as_deref().unwrap_or_default());
         for (number, turn) in self.turns.chunks(2).enumerate() {
             if let [question, answer] = turn {
-                page.turn(number as u64 + 1, &question.content, &answer.content);
+                page.turn(number as u64 + 1, None, &question.content, &answer.content);
             }
         }
         Ok(page.into_text())
