@@ -125,13 +125,21 @@ impl SessionRead {
         let sequence = session.residency.sequence;
         let start = runtime.position(sequence)?;
         let undo = session.undo_to_here(runtime, id)?;
+        let undo = dropped.guard(Undo::Turn(Box::new(undo)));
+        // Rows of a text that is read behind the same words know little more than where to look for them, and are of no use
+        // once those have left memory. So it is read without them.
+        let says_again = matches!(self, SessionRead::Fact { found_in, .. } if found_in.is_some());
+        if says_again {
+            let residency = &session.residency;
+            residency.mask_turns(runtime, &session.transcript)?;
+        }
         session.is_answering = true;
         Ok(BegunRead {
             session: id,
             sequence,
             start,
             is_computed: false,
-            undo: dropped.guard(Undo::Turn(Box::new(undo))),
+            undo,
         })
     }
 }

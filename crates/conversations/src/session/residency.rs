@@ -50,6 +50,14 @@ impl Residency {
         Ok(())
     }
 
+    /// Hides the rows of all turns: what is read next sees facts alone, until the next [`Residency::mask`].
+    pub fn mask_turns(&self, runtime: &mut Runtime, transcript: &Transcript) -> SessionResult {
+        let position = runtime.position(self.sequence)?;
+        let facts = transcript.facts.iter().map(|fact| fact.span.clone());
+        let turns = hidden(facts.collect(), position);
+        Ok(runtime.hide(self.sequence, &turns)?)
+    }
+
     /// Columns that have to be mounted for a span to be in memory; `None` where the file does not have them all.
     pub fn missing(
         &self,
