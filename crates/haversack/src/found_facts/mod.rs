@@ -3,7 +3,7 @@
 //! ```text
 //! turn ─► statements ─► the model: which kind? ─► fact ─► the model: does an older fact with words of it hold as well?
 //!            │                   └► event, feeling, wish, request, talk, world                  └► no: it is replaced
-//!            └► questions, suppositions, code
+//!            └► questions, requests, suppositions, code
 //! ```
 //!
 //! A fact is a sentence of the user, word for word, so nothing is invented: the model chooses, it does not write. What it

@@ -19,7 +19,75 @@ const SUPPOSING: [&str; 12] = [
     "wish", "pretend",
 ];
 
-/// The first sentences of a text that may tell something: no questions, no suppositions, no lines of code
+/// Verbs by which a sentence asks for something, where it begins with one. Verbs that may begin what is told without "I" are
+/// not among them ("Keep bees."), nor are those of "Remember that …" and "Note that …".
+const REQUESTING: [&str; 60] = [
+    "add",
+    "answer",
+    "ask",
+    "calculate",
+    "check",
+    "choose",
+    "compare",
+    "complete",
+    "compute",
+    "consider",
+    "continue",
+    "convert",
+    "correct",
+    "count",
+    "create",
+    "define",
+    "describe",
+    "design",
+    "draft",
+    "draw",
+    "explain",
+    "find",
+    "finish",
+    "fix",
+    "forget",
+    "generate",
+    "give",
+    "guess",
+    "help",
+    "improve",
+    "let",
+    "let's",
+    "list",
+    "make",
+    "name",
+    "outline",
+    "pick",
+    "print",
+    "proofread",
+    "prove",
+    "provide",
+    "recommend",
+    "remove",
+    "repeat",
+    "replace",
+    "rewrite",
+    "shorten",
+    "show",
+    "solve",
+    "sort",
+    "spell",
+    "start",
+    "stop",
+    "suggest",
+    "summarise",
+    "summarize",
+    "tell",
+    "translate",
+    "try",
+    "write",
+];
+
+/// Words before such a verb.
+const BEFORE_REQUEST: [&str; 7] = ["please", "now", "then", "and", "so", "ok", "okay"];
+
+/// The first sentences of a text that may tell something: no questions, requests or suppositions, no lines of code
 /// or of lists.
 pub fn statements(text: &str) -> Vec<&str> {
     let all = sentences(text).take(SENTENCES_MAX);
@@ -67,7 +135,18 @@ fn is_statement(sentence: &str) -> bool {
     let asks = sentence.contains(['?', '？', '¿']);
     // Some scripts have no spaces.
     let is_long = words > 1 || !sentence.is_ascii();
-    is_text && !asks && is_long && !supposes(sentence) && sentence.len() <= SENTENCE_BYTES_MAX
+    let is_told = !asks && !requests(sentence) && !supposes(sentence);
+    is_text && is_told && is_long && sentence.len() <= SENTENCE_BYTES_MAX
+}
+
+fn requests(sentence: &str) -> bool {
+    let words = sentence.split(|c: char| !c.is_alphanumeric() && c != '\'' && c != '’');
+    let words = words.filter(|word| !word.is_empty());
+    let words = words.map(|word| word.to_lowercase().replace('’', "'"));
+    let first = words.skip_while(|word| BEFORE_REQUEST.contains(&word.as_str()));
+    first
+        .take(1)
+        .any(|word| REQUESTING.contains(&word.as_str()))
 }
 
 fn supposes(sentence: &str) -> bool {
@@ -142,6 +221,8 @@ mod tests {
         assert!(statements(&format!("I {}.", "very ".repeat(100))).is_empty());
         assert!(statements("If I had a dog I'd call it Rex. Perhaps I'll move.").is_empty());
         assert!(statements("").is_empty());
+        assert!(statements("Name three rivers. Please, now write to Ann! Let’s go on.").is_empty());
+        assert_eq!(statements("My name is Ann. Remember that I sing.").len(), 2);
     }
 
     #[test]
