@@ -325,6 +325,41 @@ fn questions_are_edited_and_asked_again() {
     assert_eq!(browser.problems(), Vec::<String>::new());
 }
 
+/// A saved chat lists its facts, those that were found in the background too; they are changed and deleted there.
+#[test]
+fn facts_are_listed_changed_and_deleted() {
+    let (Some(browser), Some(server)) = (Browser::start(), server(&["--memory", "200M"])) else {
+        return;
+    };
+    open(&browser, &server);
+    browser.click("#chat-chat-1 .opening summary");
+    browser.click("#chat-chat-1 .auto-facts");
+    browser.click("#chat-chat-1 .text");
+    browser.press("I work as a nurse in Ghent.");
+    browser.press(ENTER);
+    wait_until_answered(&browser, "chat-1");
+    let facts = |b: &Browser| b.text("#chat-chat-1 .known");
+    let has = |b: &Browser, words: &str| facts(b).as_str().unwrap().contains(words);
+    browser.wait("a fact that was found", |b| {
+        has(b, "The user said: I work as a nurse in Ghent.") && has(b, "(turn 0)")
+    });
+    browser.keep("page-facts");
+    browser.click("#chat-chat-1 .known .edit");
+    fill(
+        &browser,
+        "#chat-chat-1 .known input",
+        "The user is a nurse.",
+    );
+    browser.press(ENTER);
+    browser.wait("another text", |b| {
+        has(b, "The user is a nurse.") && has(b, "(turn 0)") && !has(b, "Ghent")
+    });
+    browser.click("#chat-chat-1 .known .delete");
+    browser.wait("no fact", |b| !has(b, "nurse"));
+    let (_, shown) = server.get("/v1/sessions/chat-1");
+    assert!(!shown.contains("The user"), "{shown}");
+}
+
 #[test]
 fn files_go_in_and_chats_come_out() {
     let (Some(browser), Some(server)) = (Browser::start(), server(&["--memory", "200M"])) else {

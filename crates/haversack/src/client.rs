@@ -15,7 +15,7 @@ use haversack_conversations::scheduler::{
     MemoryReport, Request, RequestId, Scheduler, SchedulerOptions,
 };
 use haversack_conversations::session::{
-    Embed, Owner, SessionError, SessionId, SessionName, SessionTexts, Sessions,
+    Embed, Owner, QuestionEmbedding, SessionError, SessionId, SessionName, SessionTexts, Sessions,
 };
 use haversack_engine::Model;
 use haversack_engine::device::Thermal;
@@ -142,6 +142,12 @@ impl Client {
     /// What judges which turns are relevant; `None` where nothing does, or there are no sessions.
     pub fn encoder(&self) -> Option<&Arc<dyn Embed>> {
         self.encoder.as_ref()
+    }
+
+    /// What a question to a conversation is compared with turns by, made on the caller's thread. Without one every turn in memory
+    /// stays visible.
+    pub fn question_embedding(&self, question: &str) -> Option<QuestionEmbedding> {
+        QuestionEmbedding::new(&**self.encoder.as_ref()?, question).ok()
     }
 
     /// Makes tokens of what conversations read, on the caller's thread.

@@ -5,7 +5,7 @@ use crate::client::{AnswerEvents, Client};
 use crate::error::Error;
 use crate::options::EventOptions;
 use haversack_conversations::scheduler::{Priority, Request, RequestKind};
-use haversack_conversations::session::{QuestionEmbedding, Requester};
+use haversack_conversations::session::Requester;
 use haversack_engine::runtime::GenerateOptions;
 use haversack_engine::sample::{Constraint, SampleOptions};
 use haversack_memory::clock::now_ms;
@@ -292,18 +292,13 @@ impl Prompt {
                     rows: None,
                 }
             }
-            Target::Conversation(session) => {
-                let encoder = self.client.encoder();
-                RequestKind::Turn {
-                    session,
-                    // Without one every turn in memory stays visible.
-                    embedding: encoder
-                        .and_then(|encoder| QuestionEmbedding::new(&**encoder, &self.text).ok()),
-                    tokens: Some(self.client.texts()?.question(&self.text)?),
-                    text: self.text,
-                    now_ms: now_ms(),
-                }
-            }
+            Target::Conversation(session) => RequestKind::Turn {
+                session,
+                embedding: self.client.question_embedding(&self.text),
+                tokens: Some(self.client.texts()?.question(&self.text)?),
+                text: self.text,
+                now_ms: now_ms(),
+            },
         };
         Ok(Request {
             kind,

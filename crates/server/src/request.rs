@@ -176,8 +176,7 @@ pub fn turn(
     let SessionMessage { session, text } = message;
     request.kind = RequestKind::Turn {
         session,
-        // Without one every turn in memory stays visible.
-        embedding: client.encoder().and_then(|e| e.embed(&text).ok()),
+        embedding: client.question_embedding(&text),
         tokens: Some(client.texts()?.question(&text).map_err(Error::from)?),
         text,
         now_ms: now_ms(),

@@ -58,8 +58,10 @@ impl Ranker<'_> {
             let (question, answer) = self.layout.turn_texts(&record).ok()?;
             // A question may name the day or the month.
             let date = record.is_dated.then(|| date_of(record.time_ms));
-            let answer = [date.unwrap_or_default(), answer].join("
-");
+            let answer = [date.unwrap_or_default(), answer].join(
+                "
+",
+            );
             Some(words_of_turn(&question, &answer))
         };
         words().unwrap_or_default()
