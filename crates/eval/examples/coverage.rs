@@ -4,13 +4,14 @@
 //! No language model runs. Prints a line for each way to choose turns and each capacity: the share of questions with all
 //! evidence shown, of those that one turn answers, of each kind, and the tokens of the turns shown.
 
+mod talk_file;
+
 use haversack_conversations::session::relevance::Relevance;
 use haversack_conversations::session::words::{WordHashes, words_of_turn};
 use haversack_conversations::session::{QuestionEmbedding, RankedQuestion, scoring};
 use haversack_engine::encoder::{Encoder, EncoderOptions, StoredEmbedding};
 use haversack_eval::coverage::{ANSWER_TOKENS, Coverage, ShownTurns, estimated_tokens};
 use haversack_eval::long_talk::{Hardness, LongQuestion, LongTalk, TURNS, TalkSet, long_talk};
-use serde_json::Value;
 use std::borrow::Cow;
 
 type Failure = Box<dyn std::error::Error>;
@@ -97,33 +98,6 @@ fn by_session(talk: &EmbeddedTalk, asked: &EmbeddedQuestion<'_>) -> Vec<usize> {
     best_first(&scores.collect::<Vec<_>>())
 }
 
-/// Talks of a file: `[{"turns": [[said, answered], …], "asked": [{"question": text, "evidence": [turn, …]}, …]}, …]`.
-fn talks_of(json: &str) -> Result<Vec<LongTalk>, Failure> {
-    let malformed = "not a list of talks";
-    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or(malformed);
-    let list = |value: &Value| value.as_array().cloned().ok_or(malformed);
-    let mut talks = Vec::new();
-    for talk in list(&serde_json::from_str(json)?)? {
-        let turns = list(&talk["turns"])?.into_iter();
-        let turns = turns.map(|turn| Ok((text(&turn[0])?, text(&turn[1])?)));
-        let turns = turns.collect::<Result<Vec<_>, Failure>>()?;
-        let asked = list(&talk["asked"])?.into_iter().map(|asked| {
-            let evidence = list(&asked["evidence"])?.into_iter();
-            let turn = |turn: Value| turn.as_u64().map(|turn| turn as usize);
-            let evidence = evidence.map(|n| turn(n).filter(|&n| n < turns.len()));
-            Ok(LongQuestion {
-                question: text(&asked["question"])?,
-                hardness: Hardness::Paraphrase,
-                evidence: evidence.collect::<Option<_>>().ok_or(malformed)?,
-                answer: String::new(),
-            })
-        });
-        let asked = asked.collect::<Result<_, Failure>>()?;
-        talks.push(LongTalk { turns, asked });
-    }
-    Ok(talks)
-}
-
 fn main() -> Result<(), Failure> {
     let usage = "usage: coverage ENCODER_DIR [TALKS [development|held-out] | FILE.json]";
     let mut args = std::env::args().skip(1);
@@ -136,7 +110,11 @@ fn main() -> Result<(), Failure> {
         Some(_) => return Err(usage.into()),
     };
     let (talks, kinds) = match which.strip_suffix(".json") {
-        Some(_) => (talks_of(&std::fs::read_to_string(&which)?)?, Vec::new()),
+        Some(_) => {
+            let talks = talk_file::talks_of(&std::fs::read_to_string(&which)?)?;
+            let talks = talks.into_iter().map(|of| of.talk);
+            (talks.collect::<Vec<LongTalk>>(), Vec::new())
+        }
         None => {
             let numbers = 0..which.parse().map_err(|_| usage)?;
             let talks = numbers.map(|number| long_talk(set, number, TURNS, &[]));
