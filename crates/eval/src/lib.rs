@@ -14,6 +14,7 @@ pub mod choice;
 pub mod contender;
 pub mod coverage;
 pub mod dice;
+pub mod free_answers;
 pub mod guard;
 pub mod instructions;
 pub mod long_talk;
