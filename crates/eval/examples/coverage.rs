@@ -112,7 +112,7 @@ fn main() -> Result<(), Failure> {
     let (talks, kinds) = match which.strip_suffix(".json") {
         Some(_) => {
             let talks = talk_file::talks_of(&std::fs::read_to_string(&which)?)?;
-            let talks = talks.into_iter().map(|of| of.talk);
+            let talks = talks.into_iter().map(|(talk, _)| talk);
             (talks.collect::<Vec<LongTalk>>(), Vec::new())
         }
         None => {

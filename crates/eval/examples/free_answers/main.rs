@@ -9,7 +9,7 @@
 //! | `turns` | of a talk | 370 |
 //! | `capacity`, `full` | tokens of turns in memory, and of all turns | 1536, 20480 |
 //! | `choices` | who chooses what is shown, of `full`, `window`, `words`, `encoder-8`, `session`, `oracle` | all |
-//! | `instruction` | where the model is told how to answer: behind the `question`, in a `state` before it, or at the beginning, as `system` | question |
+//! | `instruction` | where the model is told how to answer: behind the `question`, or at the beginning, as `system` | question |
 //! | `threads` | that compute | one for each core |
 //! | `rows` | file of a line for each answer; questions that it has are not asked again | none |
 //! | `folder` | of the sessions, with which another run goes on | temporary |
@@ -35,7 +35,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
-use talk_file::{TalkOfFile, talks_of};
+use talk_file::talks_of;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -63,7 +63,6 @@ fn main() -> Result<(), Failure> {
     let choices = choices.collect::<Result<Vec<_>, _>>()?;
     let instruction = match text("instruction", "question") {
         "question" => InstructionPlace::Question,
-        "state" => InstructionPlace::State,
         "system" => InstructionPlace::System,
         _ => return Err(USAGE.into()),
     };
@@ -91,8 +90,15 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
+/// A talk, and the kinds of its questions.
+struct AskedTalk {
+    talk: LongTalk,
+    /// (question)
+    kinds: Vec<String>,
+}
+
 /// Talks with their numbers, which stay the same whichever are asked about.
-type NumberedTalks = Vec<(usize, TalkOfFile)>;
+type NumberedTalks = Vec<(usize, AskedTalk)>;
 
 /// `4`, `0,2`, `FILE.json` or `FILE.json:0,2`.
 fn talks_named(which: &str, set: TalkSet, turns: usize) -> Result<NumberedTalks, Failure> {
@@ -103,6 +109,9 @@ fn talks_named(which: &str, set: TalkSet, turns: usize) -> Result<NumberedTalks,
         let talks = talks_of(&std::fs::read_to_string(format!("{file}.json"))?)?;
         let some = some.strip_prefix(':').map(numbers).transpose()?;
         let is_asked = |i: usize| some.as_ref().is_none_or(|some| some.contains(&i));
+        let talks = talks
+            .into_iter()
+            .map(|(talk, kinds)| AskedTalk { talk, kinds });
         return Ok((0..).zip(talks).filter(|(i, _)| is_asked(*i)).collect());
     }
     let numbers = match which.contains(',') {
@@ -116,7 +125,7 @@ fn talks_named(which: &str, set: TalkSet, turns: usize) -> Result<NumberedTalks,
             .iter()
             .map(|asked| asked.hardness.name().to_owned());
         let kinds = kinds.collect();
-        (number, TalkOfFile { talk, kinds })
+        (number, AskedTalk { talk, kinds })
     };
     Ok(numbers.into_iter().map(made).collect())
 }
@@ -242,7 +251,7 @@ impl<'a> Asking<'a> {
         choice: TurnChoice,
         session: &str,
         at: (usize, usize),
-        of: &TalkOfFile,
+        of: &AskedTalk,
     ) -> Result<(), Failure>
     where
         L::Error: Into<Failure>,

@@ -104,10 +104,6 @@ impl TalkListener for ServerTalks {
         self.call("DELETE", &copy, &Value::Null)?;
         let fork = format!("/v1/sessions/{name}/fork");
         self.ask_of(("POST", &fork), &json!({ "id": COPY }))?;
-        if let Some(state) = self.instruction.state() {
-            let states = format!("{copy}/states");
-            self.ask_of(("POST", &states), &json!({ "text": state }))?;
-        }
         let message = self.instruction.message(&asked.question);
         let message = json!({ "role": "user", "content": message });
         let start = Instant::now();

@@ -6,16 +6,10 @@ use crate::Failure;
 use haversack_eval::long_talk::{Hardness, LongQuestion, LongTalk};
 use serde_json::Value;
 
-/// A talk, and the kinds of its questions.
-pub struct TalkOfFile {
-    pub talk: LongTalk,
-    /// (question)
-    pub kinds: Vec<String>,
-}
-
 const MALFORMED: &str = "not a list of talks";
 
-pub fn talks_of(json: &str) -> Result<Vec<TalkOfFile>, Failure> {
+/// Each talk with the kinds of its questions.
+pub fn talks_of(json: &str) -> Result<Vec<(LongTalk, Vec<String>)>, Failure> {
     let text = |value: &Value| value.as_str().map(str::to_owned).ok_or(MALFORMED);
     let list = |value: &Value| value.as_array().cloned().ok_or(MALFORMED);
     let mut talks = Vec::new();
@@ -36,10 +30,7 @@ pub fn talks_of(json: &str) -> Result<Vec<TalkOfFile>, Failure> {
             });
             kinds.push(one["kind"].as_str().unwrap_or("public").to_owned());
         }
-        talks.push(TalkOfFile {
-            talk: LongTalk { turns, asked },
-            kinds,
-        });
+        talks.push((LongTalk { turns, asked }, kinds));
     }
     Ok(talks)
 }

@@ -31,8 +31,6 @@ const INSTRUCTION: &str = "Answer in a few words; say \"not mentioned\" if it wa
 pub enum InstructionPlace {
     /// Behind the question. Turns are ranked by its words, too.
     Question,
-    /// In a state of the session, right before the question.
-    State,
     /// At the beginning of the session.
     System,
 }
@@ -41,7 +39,7 @@ impl InstructionPlace {
     /// What the session of a talk begins with.
     pub fn system(self) -> String {
         match self {
-            InstructionPlace::Question | InstructionPlace::State => SYSTEM.to_owned(),
+            InstructionPlace::Question => SYSTEM.to_owned(),
             InstructionPlace::System => format!("{SYSTEM} {INSTRUCTION}"),
         }
     }
@@ -50,13 +48,8 @@ impl InstructionPlace {
     pub fn message(self, question: &str) -> String {
         match self {
             InstructionPlace::Question => format!("{question} {INSTRUCTION}"),
-            InstructionPlace::State | InstructionPlace::System => question.to_owned(),
+            InstructionPlace::System => question.to_owned(),
         }
-    }
-
-    /// What a session is told before a question.
-    pub fn state(self) -> Option<&'static str> {
-        (self == InstructionPlace::State).then_some(INSTRUCTION)
     }
 }
 
@@ -174,9 +167,6 @@ impl LibraryTalks {
         asked: &LongQuestion,
         recalled: &[usize],
     ) -> Result<GivenAnswer, Error> {
-        if let Some(state) = self.instruction.state() {
-            copy.set_state(state, None)?;
-        }
         for &turn in recalled {
             copy.recall(turn as u64)?;
         }
