@@ -629,7 +629,7 @@ fn facts_write_themselves_where_a_session_asks_for_it() {
     asked("anna", "Hello.", Value::Null);
     asked("off", "Hello.", Value::Null);
     let said = (format!("The user said: {NURSE}"), json!(0));
-    assert_eq!(found_in(&server, "anna"), [said.clone()]);
+    assert_eq!(found_in(&server, "anna"), std::slice::from_ref(&said));
     // Its turn was said first: it was not looked through.
     assert_eq!(facts_of(&server, "off"), []);
 
@@ -662,7 +662,7 @@ fn facts_write_themselves_where_a_session_asks_for_it() {
     server.stop();
 
     let server = start(&["--auto-facts"]).unwrap();
-    assert_eq!(facts_of(&server, "anna"), [said.clone()]);
+    assert_eq!(facts_of(&server, "anna"), std::slice::from_ref(&said));
     let never = json!({ "id": "carl", "auto_facts": false });
     assert_eq!(server.post("/v1/sessions", &never).0, 201);
     for name in ["carl", "dora"] {

@@ -22,6 +22,8 @@ const WORDS_BYTES_MAX: usize = 4 << 20;
 const WORDS_SHARE: usize = 64;
 const EMBEDDINGS_BYTES_MAX: usize = 8 << 20;
 const EMBEDDINGS_SHARE: usize = 32;
+/// In a smaller budget embeddings are read from the file: the rows of turns need the memory more, and there are few turns.
+const EMBEDDINGS_BUDGET_MIN: usize = 16 << 20;
 
 /// Turns that are about to be seen again.
 #[derive(Debug, Default)]
@@ -48,7 +50,10 @@ impl OpenSession {
         let budget = runtime.ledger().budget.unwrap_or(usize::MAX);
         let limits = IndexLimits {
             words: WORDS_BYTES_MAX.min(budget / WORDS_SHARE),
-            embeddings: EMBEDDINGS_BYTES_MAX.min(budget / EMBEDDINGS_SHARE),
+            embeddings: match budget >= EMBEDDINGS_BUDGET_MIN {
+                true => EMBEDDINGS_BYTES_MAX.min(budget / EMBEDDINGS_SHARE),
+                false => 0,
+            },
         };
         let ranker = Ranker::new(&self.transcript, &self.log, layout)?;
         let has_all = !has_encoder || self.limits.relevance.adds_words();
