@@ -24,7 +24,8 @@ const MEMORY_BYTES: u64 = 4 << 30;
 const COPY: &str = "question";
 
 const SYSTEM: &str = "You are a helpful assistant with a good memory.";
-const INSTRUCTION: &str = "Answer in a few words; say \"not mentioned\" if it was never said.";
+/// Without an offer of "not mentioned": a model of 1.5B takes it for whatever is asked (docs/measured/recall.md).
+const INSTRUCTION: &str = "Answer in a few words from what I told you.";
 
 /// Where a model is told how to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
